@@ -1,0 +1,47 @@
+# Every target does its own set-up in local virtual environments. `make help` lists them.
+PYTHON ?= python3.11
+TORCH ?= torch==2.13.0
+SHELL := /bin/bash
+VENV := .venv
+BIN := $(VENV)/bin
+VLLM := .venv-vllm
+PYTEST := $(BIN)/python -m pytest
+NATIVE := $(wildcard native/src/*.cpp native/include/*.h native/CMakeLists.txt)
+INSTALL := --disable-pip-version-check -q -c tests/constraints.txt -Ccmake.define.KVQUOTA_WERROR=ON
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-vllm proto lint test test-long demo bench-step clean
+
+help: ## list the targets
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: $(VENV)/.done ## the project's environment (daemon, kvctl, reference engine, test tools)
+
+$(VENV)/.done: pyproject.toml tests/constraints.txt $(NATIVE)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install $(INSTALL) '$(TORCH)' -e '.[daemon,reference,test]'
+	touch $@
+
+setup-vllm: $(VLLM)/.done ## a separate environment with vLLM on CPU
+
+$(VLLM)/.done: pyproject.toml tests/engines/vllm-setup tests/engines/vllm-constraints.txt $(NATIVE)
+	PYTHON=$(PYTHON) tests/engines/vllm-setup $(VLLM)
+	touch $@
+
+proto: setup ## generate proto/kvquota/v1 anew
+	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --grpc_python_out=proto --pyi_out=proto proto/kvquota/v1/quota.proto
+
+lint: setup ## ruff and mypy --strict over code and tests
+	$(BIN)/ruff check .
+	$(BIN)/mypy agent daemon kvctl native tests
+
+test: setup setup-vllm lint ## the short form of everything, real vLLM included
+	$(PYTEST) -m "not long and not vllm"
+	$(VLLM)/bin/python -m pytest -m "vllm and not long"
+
+test-long: setup setup-vllm lint ## everything at full length
+	$(PYTEST) -m "not vllm"
+	$(VLLM)/bin/python -m pytest -m vllm
+
+clean: ## remove environments and build outputs
+	rm -rf $(VENV) $(VLLM) build dist
