@@ -40,7 +40,12 @@ class RankFault:
 
 @dataclass(frozen=True)
 class RankReport:
-    """One instant of a rank. Counts are pages, cumulative since its start, so a report that is lost costs nothing."""
+    """One instant of a rank. Counts are pages, cumulative since its start, so a report that is lost costs nothing.
+
+    `done`: the last command whose maps and unmaps are over; its faults are in the same report or an earlier one.
+    `dropped` counts credits given back and those cancelled before they were created; the latter count as `created`
+    too, so that what a rank holds is always created - mapped by a command - dropped.
+    """
 
     done: int = 0
     created: int = 0
@@ -51,19 +56,58 @@ class RankReport:
 
 
 class Rank(Protocol):
-    """The leader's view of one rank. A rank in the leader's process is the same object, called directly."""
+    """The leader's view of one rank. A rank in the leader's process is the same object, called directly.
+
+    All but `fileno` and `ready` is called on the engine thread.
+    """
+
+    name: str
+    """As shown to operators: `rank 1`."""
 
     page_bytes: int
+    """What one page takes on this rank's device."""
+
+    lost: str | None
+    """Why the rank is lost; None while it lives."""
 
     def ask(self, asked: int, dropped: int) -> None:
         """Want `asked` credits in all since the start, of which `dropped` are given back. Never blocks.
 
-        A rank may create up to `asked - dropped - refused` in all; what it drops comes first from those not yet
-        created. The leader drops only credits that no command it sent counts on.
+        The rank answers each asked credit: created, refused (out of memory: it stops and does not retry by itself),
+        or dropped. What it drops comes first from those not yet created. The leader drops only what no command uses.
         """
 
-    def report(self) -> RankReport | None:
-        """The newest report; None when the rank is lost. Never blocks."""
+    def report(self) -> RankReport:
+        """The newest report; of a lost rank the last one. Never blocks."""
+
+    def wait(self, created: int, timeout: float) -> None:
+        """Return once the rank has created that many credits in all, has refused one, is lost, or `timeout` s passed."""
+
+    def attach(self, record_fd: int) -> None:
+        """Take memory against this device record from now on. The descriptor stays the caller's."""
+
+    def fileno(self) -> int:
+        """Readable when the rank has something new to say, or is lost. The watcher polls it."""
+
+    def ready(self) -> bool:
+        """Read what came, on the watcher thread. False when nothing will come any more: the rank is lost."""
+
+    def close(self) -> None:
+        """Let go of the rank. May be called twice."""
+
+
+class Counters(NamedTuple):
+    """What an engine counts for operators; the totals are since its start."""
+
+    requests_waiting: int = 0
+    requests_blocked: int = 0
+    """Of those, the ones that wait for memory."""
+    blocks_evicted: int = 0
+    """Cached blocks that left with a page."""
+    refused: int = 0
+    """Allocations refused for want of memory."""
+    blocked_ns: int = 0
+    """Time that requests waited for memory."""
 
 
 class Adapter(Protocol):
@@ -72,29 +116,39 @@ class Adapter(Protocol):
     engine: str
     """Name and version, as shown to operators: `vllm 0.32.0`."""
 
-    def usage(self) -> Usage:
-        """Pages in circulation now. O(1): it is asked every step."""
+    def usage(self) -> tuple[int, int, int, int]:
+        """Pages in circulation now, in the order of Usage. It is asked every step: PageQueue.usage itself will do."""
 
     def allow(self, pages: int) -> None:
-        """At most `pages` more pages may be put in circulation: every rank holds a credit for each."""
+        """At most `pages` more pages may be put in circulation from now on: every rank holds a credit for each."""
 
     def grown(self) -> Sequence[int]:
-        """Pages put in circulation since the last call, each for one allowed credit."""
+        """Pages put in circulation since the last call, each for one allowed credit. It is asked every step."""
 
     def take(self, pages: int) -> list[int]:
         """Take up to `pages` out of circulation: empty ones first, then evictable, least recently used first.
 
-        Cached blocks in them go through the engine's own eviction path. Never a page with a block in use.
+        Cached blocks in them go through the engine's own eviction path. Never a page with a block in use. A page
+        that was taken is not grown again before it is given.
         """
+
+    def give(self, pages: Sequence[int]) -> None:
+        """Every rank is done with these taken pages: they may be grown again, each for a credit."""
 
     def drain(self, pages: int) -> None:
         """Make exactly `pages` of the pinned pages draining, emptiest first; those over are undone."""
 
     def wanted(self) -> int:
-        """Pages beyond those in circulation that requests will want in the next few steps; 0 when nothing waits."""
+        """Pages beyond those in circulation that requests will want in the next few steps; 0 when nothing waits.
+
+        It is asked every step.
+        """
 
     def busy(self) -> bool:
         """Whether the engine has requests to serve: a pass is then short."""
+
+    def counters(self) -> Counters:
+        """What the engine counts. It is asked when the books change."""
 
     def wake(self) -> None:
         """Make the engine thread look at the agent soon. Any thread, any time; never blocks."""
