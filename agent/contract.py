@@ -1,4 +1,4 @@
-"""The contract between the balloon and what it stands on: an engine's adapter on one side, its ranks on the other."""
+"""The contract between the balloon and what it stands on: its engine's adapter and its ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 
 class Usage(NamedTuple):
-    """Pages in circulation, by what their blocks hold: pinned + evictable + empty. `draining` is a part of `pinned`."""
+    """Pages in circulation, by what their blocks hold. `draining` is a part of `pinned`."""
 
     pinned: int
     evictable: int
@@ -18,8 +18,8 @@ class Usage(NamedTuple):
 class PageCommand:
     """What every rank must do before the step that carries it runs: unmap behind its fence, then map.
 
-    It travels by the engine's own path, in order with model execution. It is made of plain ints and tuples, so any
-    serializer of an engine carries it.
+    It travels by the engine's own path, in order with model execution. It is made of plain ints and tuples,
+    so any serializer of an engine carries it.
     """
 
     seq: int
@@ -40,11 +40,11 @@ class RankFault:
 
 @dataclass(frozen=True)
 class RankReport:
-    """One instant of a rank. Counts are pages, cumulative since its start, so a report that is lost costs nothing.
+    """One instant of a rank. Counts are pages, cumulative since its start: a lost report costs nothing.
 
-    `done`: the last command whose maps and unmaps are over; its faults are in the same report or an earlier one.
-    `dropped` counts credits given back and those cancelled before they were created; the latter count as `created`
-    too, so that what a rank holds is always created - mapped by a command - dropped.
+    `done`: the last command whose maps and unmaps are over; its faults are in the same report or an earlier
+    one. `dropped` counts credits given back and those cancelled before they were created; the latter count as
+    `created` too, so that what a rank holds is always created - mapped by a command - dropped.
     """
 
     done: int = 0
@@ -73,15 +73,19 @@ class Rank(Protocol):
     def ask(self, asked: int, dropped: int) -> None:
         """Want `asked` credits in all since the start, of which `dropped` are given back. Never blocks.
 
-        The rank answers each asked credit: created, refused (out of memory: it stops and does not retry by itself),
-        or dropped. What it drops comes first from those not yet created. The leader drops only what no command uses.
+        The rank answers each asked credit: created, refused (out of memory: it stops and does not retry by
+        itself), or dropped. What it drops comes first from those not yet created. The leader drops only what
+        no command uses.
         """
 
     def report(self) -> RankReport:
         """The newest report; of a lost rank the last one. Never blocks."""
 
     def wait(self, created: int, timeout: float) -> None:
-        """Return once the rank has created that many credits in all, has refused one, is lost, or `timeout` s passed."""
+        """Wait up to `timeout` seconds until the rank has created that many credits in all.
+
+        Also returns once the rank has refused a credit since, or is lost.
+        """
 
     def attach(self, record_fd: int) -> None:
         """Take memory against this device record from now on. The descriptor stays the caller's."""
@@ -117,19 +121,19 @@ class Adapter(Protocol):
     """Name and version, as shown to operators: `vllm 0.32.0`."""
 
     def usage(self) -> tuple[int, int, int, int]:
-        """Pages in circulation now, in the order of Usage. It is asked every step: PageQueue.usage itself will do."""
+        """Pages in circulation now, in the order of Usage. Asked every step: PageQueue.usage will do."""
 
     def allow(self, pages: int) -> None:
-        """At most `pages` more pages may be put in circulation from now on: every rank holds a credit for each."""
+        """At most `pages` more may be put in circulation from now on: every rank holds a credit for each."""
 
     def grown(self) -> Sequence[int]:
-        """Pages put in circulation since the last call, each for one allowed credit. It is asked every step."""
+        """Pages put in circulation since the last call, each for one allowed credit. Asked every step."""
 
     def take(self, pages: int) -> list[int]:
         """Take up to `pages` out of circulation: empty ones first, then evictable, least recently used first.
 
-        Cached blocks in them go through the engine's own eviction path. Never a page with a block in use. A page
-        that was taken is not grown again before it is given.
+        Cached blocks in them go through the engine's own eviction path. Never a page with a block in use. A
+        page that was taken is not grown again before it is given.
         """
 
     def give(self, pages: Sequence[int]) -> None:
@@ -139,10 +143,7 @@ class Adapter(Protocol):
         """Make exactly `pages` of the pinned pages draining, emptiest first; those over are undone."""
 
     def wanted(self) -> int:
-        """Pages beyond those in circulation that requests will want in the next few steps; 0 when nothing waits.
-
-        It is asked every step.
-        """
+        """Pages beyond those in circulation that requests will want in the next steps. Asked every step."""
 
     def busy(self) -> bool:
         """Whether the engine has requests to serve: a pass is then short."""
