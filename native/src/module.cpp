@@ -1,3 +1,6 @@
-#include <pybind11/pybind11.h>
+#include "bind.h"
 
-PYBIND11_MODULE(_native, m) { m.doc() = "kvquota's native parts"; }
+PYBIND11_MODULE(_native, m) {
+  m.doc() = "kvquota's native parts";
+  kvquota::bind_segment(m);
+}

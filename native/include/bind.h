@@ -1,0 +1,10 @@
+// What each part adds to the Python module.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace kvquota {
+
+void bind_segment(pybind11::module_& m);
+
+}  // namespace kvquota
