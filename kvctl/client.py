@@ -11,7 +11,7 @@ from typing import Any
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
-from kvquota.kvctl.errors import CallError, ConflictError, UnreachableError
+from kvquota.kvctl.errors import CallError, ConflictError, KvctlError, UnreachableError
 from kvquota.v1.quota_pb2 import (
     GetInstanceRequest,
     Instance,
@@ -59,7 +59,7 @@ class Client:
     def set_limit(self, request: SetLimitRequest) -> SetLimitResponse:
         """Set a limit; with `request.wait`, `wait_timeout_ms` must say for how long."""
         wait_s = request.wait_timeout_ms / 1000 if request.wait else 0.0
-        with self._errors():
+        with self._errors(unknown="--create keeps a limit for an engine to come"):
             answer: SetLimitResponse = self._stub.SetLimit(request, timeout=DEADLINE_S + wait_s)
             return answer
 
@@ -70,13 +70,13 @@ class Client:
         raise UnreachableError(f"the daemon at {self._path} has stopped: start it and repeat the command")
 
     @contextmanager
-    def _errors(self) -> Iterator[None]:
+    def _errors(self, unknown: str = "kvctl list shows all") -> Iterator[None]:
         try:
             yield
         except grpc.RpcError as error:
-            raise self._explain(error) from error
+            raise self._explain(error, unknown) from error
 
-    def _explain(self, error: Any) -> Exception:
+    def _explain(self, error: Any, unknown: str) -> KvctlError:
         code, details = error.code(), error.details() or "no reason given"
         if code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}:
             return UnreachableError(self._why_unreachable(details))
@@ -84,8 +84,8 @@ class Client:
             return UnreachableError(f"the daemon at {self._path} does not answer; look at its log")
         if code in {grpc.StatusCode.ABORTED, grpc.StatusCode.FAILED_PRECONDITION}:
             return ConflictError(details, _state(error))
-        if code is grpc.StatusCode.UNIMPLEMENTED:
-            return CallError(f"{self._path} does not serve this: name the control.sock with --daemon")
+        if code is grpc.StatusCode.NOT_FOUND:
+            details = f"{details} ({unknown})"
         return CallError(details)
 
     def _why_unreachable(self, details: str) -> str:

@@ -42,8 +42,11 @@ class Options:
 def default_path() -> str:
     """The system's socket of gpu0 where there is one, else the user's own."""
     system = "/run/kvquota/gpu0/control.sock"
-    user = f"{os.environ.get('XDG_RUNTIME_DIR') or f'/run/user/{os.getuid()}'}/kvquota/gpu0/control.sock"
-    return system if os.path.exists(system) or not os.path.exists(user) else user
+    if not os.path.exists(system) and (folder := os.environ.get("XDG_RUNTIME_DIR")):
+        user = f"{folder}/kvquota/gpu0/control.sock"
+        if os.path.exists(user):
+            return user
+    return system
 
 
 def output_option(function: Function) -> Function:

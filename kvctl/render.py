@@ -148,7 +148,7 @@ def _standing(instance: Instance) -> str:
     words = [word for field in ("status", "reason") if (word := _word(instance, field))]
     if instance.settled and "applied" not in words:
         words.append("settled")
-    detail = f" ({_plain(instance.detail)})" if instance.detail else ""
+    detail = f" ({_plain(instance.detail).rstrip('.')})" if instance.detail else ""
     return ", ".join(words) + detail
 
 

@@ -27,8 +27,17 @@ def watch(options: Options, names: tuple[str, ...]) -> None:
     seen: dict[str, Instance] = {}
     with suppress(KeyboardInterrupt), options.connect() as client:
         for response in client.watch(list(names)):
+            if not seen and response.snapshot:
+                _say_who_is_missing(names, response)
             for name, instance in _changes(response, seen):
                 click.echo(_json(name, instance) if options.json else _line(name, instance))
+
+
+def _say_who_is_missing(names: tuple[str, ...], response: WatchResponse) -> None:
+    present = {instance.name for instance in response.instances}
+    for name in dict.fromkeys(names):
+        if name not in present:
+            click.echo(f"kvctl: no instance {name!r} yet: waiting for it", err=True)
 
 
 def _changes(response: WatchResponse, seen: dict[str, Instance]) -> Iterator[tuple[str, Instance | None]]:

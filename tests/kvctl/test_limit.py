@@ -100,12 +100,20 @@ def test_a_conflict_without_a_state(quota: Any, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(
-    "code", [grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.NOT_FOUND]
+    "code", [grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL]
 )
 def test_a_refused_limit(quota: Any, capsys: pytest.CaptureFixture[str], code: grpc.StatusCode) -> None:
     quota.refuse("SetLimit", code, "a: no")
     assert main(["limit", "a", "2G"]) == 1
     assert capsys.readouterr() == ("", "kvctl: a: no\n")
+
+
+def test_an_unknown_name_says_how_to_make_it(quota: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    quota.refuse("SetLimit", grpc.StatusCode.NOT_FOUND, "no instance 'a'")
+    assert main(["limit", "a", "2G"]) == 1
+    assert (
+        capsys.readouterr().err == "kvctl: no instance 'a' (--create keeps a limit for an engine to come)\n"
+    )
 
 
 @pytest.mark.parametrize(

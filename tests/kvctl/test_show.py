@@ -58,7 +58,7 @@ def test_an_unknown_name(quota: Any, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["status", "lama"]) == 1
     out, err = capsys.readouterr()
     assert out == ""
-    assert err == "kvctl: no instance 'lama': did you mean 'llama'?\n"
+    assert err == "kvctl: no instance 'lama': did you mean 'llama'? (kvctl list shows all)\n"
 
 
 def test_a_daemon_that_breaks(quota: Any, capsys: pytest.CaptureFixture[str]) -> None:

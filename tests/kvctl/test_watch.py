@@ -66,10 +66,24 @@ def test_a_fresh_snapshot_prints_what_it_changes(quota: Any, capsys: pytest.Capt
     assert [(value["name"], value["revision"]) for value in changes[1:]] == [("c", 2)]
 
 
+def test_a_name_that_is_not_there_yet_is_said_once(quota: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    script(
+        quota,
+        WatchResponse(snapshot=True, instances=[instance("a", 1)]),
+        WatchResponse(instances=[instance("b", 1)]),
+        WatchResponse(snapshot=True, instances=[instance("a", 1)]),
+    )
+    assert main(["watch", "a", "b", "-o", "json"]) == 3
+    out, err = capsys.readouterr()
+    assert [json.loads(line)["name"] for line in out.splitlines()] == ["a", "b", "b"]
+    assert err.splitlines()[0] == "kvctl: no instance 'b' yet: waiting for it"
+    assert len(err.splitlines()) == 2
+
+
 def test_an_unknown_name(quota: Any, capsys: pytest.CaptureFixture[str]) -> None:
     quota.refuse("Watch", grpc.StatusCode.NOT_FOUND, "no instance 'x'")
     assert main(["watch", "x"]) == 1
-    assert capsys.readouterr().err == "kvctl: no instance 'x'\n"
+    assert capsys.readouterr().err == "kvctl: no instance 'x' (kvctl list shows all)\n"
 
 
 @pytest.fixture
