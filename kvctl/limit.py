@@ -106,4 +106,4 @@ def limit(
     if answer.timed_out:
         raise UnsettledError(f"set, but not settled after {wait_s:g} s", answer.instance)
     now = answer.instance
-    click.echo(render.to_json(render.as_dict(now)) if options.json else render.line(now))
+    click.echo(render.to_json(render.as_dict(now)) if options.json else render.outcome(now))

@@ -59,9 +59,16 @@ def line(instance: Instance) -> str:
 
 
 def change(instance: Instance) -> str:
-    """A line of `watch`: where the instance stands now, for a reader that sees many of them."""
+    """A line of `watch`: how far the instance is, and where its memory is."""
+    if not instance.connected:
+        return line(instance)
     parts = ", ".join(f"{part} {format_size(getattr(instance, f'{part}_bytes'))}" for part in _PARTS)
     return f"{line(instance)}; {parts}"
+
+
+def outcome(instance: Instance) -> str:
+    """The line, with the reason in a sentence where there is one."""
+    return line(instance) + _detail(instance)
 
 
 def card(instance: Instance) -> str:
@@ -72,7 +79,7 @@ def card(instance: Instance) -> str:
         "name": _plain(instance.name),
         "engine": f"{_plain(instance.engine) or '-'}"
         + (f", pid {instance.pid}, ranks {instance.ranks}{lost}" if instance.connected else ""),
-        "status": _standing(instance),
+        "status": _standing(instance) + _detail(instance),
         "limit": _limit(instance),
         "revision": f"{instance.revision}"
         + (f" (the engine is at {instance.observed_revision})" if behind else ""),
@@ -148,8 +155,11 @@ def _standing(instance: Instance) -> str:
     words = [word for field in ("status", "reason") if (word := _word(instance, field))]
     if instance.settled and "applied" not in words:
         words.append("settled")
-    detail = f" ({_plain(instance.detail).rstrip('.')})" if instance.detail else ""
-    return ", ".join(words) + detail
+    return ", ".join(words)
+
+
+def _detail(instance: Instance) -> str:
+    return f" ({_plain(instance.detail).rstrip('.')})" if instance.detail else ""
 
 
 def _limit(instance: Instance) -> str:

@@ -1,4 +1,9 @@
 import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from threading import Event
 from typing import Any
 
 import grpc
@@ -91,6 +96,25 @@ def test_a_conflict_shows_the_current_state(
     assert main(["limit", "a", "2G", "--revision", "8", "-o", "json"]) == 4
     out, err = capsys.readouterr()
     assert (json.loads(out)["revision"], err) == (9, message)
+
+
+def test_ctrl_c_ends_a_wait_and_not_the_limit(quota: Any) -> None:
+    asked, over = Event(), Event()
+
+    def wait(_: Any, context: grpc.ServicerContext) -> SetLimitResponse:
+        context.add_callback(over.set)
+        asked.set()
+        over.wait(60)
+        return SetLimitResponse()
+
+    quota.on["SetLimit"] = wait
+    command = [str(Path(sys.executable).with_name("kvctl")), "limit", "a", "0", "--wait"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert asked.wait(60)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    assert err.strip() == "kvctl: interrupted; what was sent to the daemon stands"
 
 
 def test_a_conflict_without_a_state(quota: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -135,10 +135,11 @@ def test_a_status_of_a_newer_daemon_shows_its_number() -> None:
 
 
 def test_lines_and_cards() -> None:
-    assert render.line(BUSY) == (
-        "llama-70b/dp1: limit 1.5 GiB, revision 12: "
-        "deferred, pinned_by_running_requests (3 pages hold running requests)"
-    )
+    busy = "llama-70b/dp1: limit 1.5 GiB, revision 12: deferred, pinned_by_running_requests"
+    assert render.line(BUSY) == busy
+    assert render.outcome(BUSY) == f"{busy} (3 pages hold running requests)"
+    assert render.change(BUSY) == f"{busy}; mapped 5 GiB, pinned 1 GiB, evictable 117.74 MiB, warm 0"
+    assert render.change(ABSENT) == render.outcome(ABSENT) == render.line(ABSENT)
     assert render.line(ABSENT) == "b: limit none, revision 0: unavailable, not_connected, settled"
     assert render.line(ZERO) == "a: limit 0, revision 3: applied"
     assert render.change(ZERO) == "a: limit 0, revision 3: applied; mapped 0, pinned 0, evictable 0, warm 0"
@@ -174,6 +175,6 @@ set by        -"""
 
 def test_an_engine_can_not_write_to_the_terminal() -> None:
     hostile = Instance(name="a", engine="\x1b[2Jvllm\r\n[red]", detail="\x1b]0;x\x07", set_by="\u202e")
-    for text in (printed([hostile], 200), render.card(hostile), render.line(hostile)):
+    for text in (printed([hostile], 200), render.card(hostile), render.outcome(hostile)):
         assert all(character.isprintable() for character in text.replace("\n", ""))
     assert "?[2Jvllm??[red]" in printed([hostile], 200)
