@@ -1,21 +1,41 @@
 """Native memory."""
 
 from kvquota.native._native import (
+    Arena,
+    ArenaInUseError,
+    ArenaReport,
     Desired,
     DesiredReader,
     DesiredWriter,
+    DeviceRecord,
+    Driver,
+    DriverError,
+    Fault,
+    FaultDriver,
+    HostDriver,
     Observed,
     ObservedReader,
     ObservedWriter,
+    OutOfMemoryError,
     SegmentError,
 )
 
 __all__ = [
+    "Arena",
+    "ArenaInUseError",
+    "ArenaReport",
     "Desired",
     "DesiredReader",
     "DesiredWriter",
+    "DeviceRecord",
+    "Driver",
+    "DriverError",
+    "Fault",
+    "FaultDriver",
+    "HostDriver",
     "Observed",
     "ObservedReader",
     "ObservedWriter",
+    "OutOfMemoryError",
     "SegmentError",
 ]

@@ -14,6 +14,9 @@ class DriverError(RuntimeError):
 class OutOfMemoryError(DriverError):
     """`mem_create` found no memory left on the device. Fewer credits, never a crash."""
 
+class ArenaInUseError(BufferError):
+    """`Arena.close` while tensors over the arena are alive: nothing was closed."""
+
 class SegmentError(ValueError):
     """A file descriptor that is no quota segment: wrong size, magic, version or seals; the message names what and what was expected."""
 
@@ -40,8 +43,10 @@ class HostDriver(Driver):
     """memfd granules over PROT_NONE reservations. `fill`: byte written over a granule when it is mapped (tests use 0xFF)."""
 
     def __init__(self, *, granularity: int = 2 << 20, fill: int | None = None) -> None: ...
-    def attach(self, record_fd: int) -> None: ...
-    def fileno(self) -> int: ...
+    def attach(self, record_fd: int) -> None:
+        """Take memory against this device record, what is taken already included. `record_fd` stays the caller's."""
+    def fileno(self) -> int:
+        """The memfd behind all granules."""
 
 @final
 class FaultDriver(Driver):
@@ -58,7 +63,8 @@ class DeviceRecord:
     @staticmethod
     def create(capacity_bytes: int) -> DeviceRecord: ...
     @staticmethod
-    def open(fd: int) -> DeviceRecord: ...
+    def open(fd: int) -> DeviceRecord:
+        """`fd` stays the caller's. ValueError when it is no device record."""
     @property
     def capacity_bytes(self) -> int: ...
     @property
@@ -68,7 +74,7 @@ class DeviceRecord:
 
 @final
 class Fault:
-    """One failed driver call: command `seq`, `page`, and what DriverError names."""
+    """One failed driver call: command `seq`, `page` (-1: a credit's), and what DriverError names."""
 
     seq: int
     page: int
@@ -95,7 +101,10 @@ class ArenaReport:
 
 @final
 class Arena:
-    """Page p backs `strides[t]` bytes at offset `offsets[t] + p * strides[t]` of every tensor t: mapped whole or not at all."""
+    """Page p backs `strides[t]` bytes at offset `offsets[t] + p * strides[t]` of every tensor t: mapped whole or not at all.
+
+    Bad arguments, and every call on a closed arena, raise ValueError and change nothing.
+    """
 
     def __init__(self, driver: Driver, strides: Sequence[int], pages: int) -> None: ...
     @property
@@ -110,15 +119,27 @@ class Arena:
     def strides(self) -> list[int]: ...
     @property
     def offsets(self) -> list[int]: ...
-    def ask(self, asked: int, dropped: int) -> None: ...
-    def apply(self, seq: int, maps: Sequence[int], unmaps: Sequence[int]) -> None: ...
-    def wait_credits(self, count: int, timeout: float) -> int: ...
+    def ask(self, asked: int, dropped: int) -> None:
+        """Want `asked` credits in all, of which `dropped` are given back. Cumulative; lower than before changes nothing."""
+    def apply(self, seq: int, maps: Sequence[int], unmaps: Sequence[int]) -> None:
+        """Map now, and unmap behind the work submitted so far. A DriverError names the page, and nothing was done."""
+    def wait_credits(self, count: int, timeout: float) -> int:
+        """Return `created` once it is `count`, nothing more is to come, or `timeout` seconds passed."""
     def report(self) -> ArenaReport: ...
-    def fileno(self) -> int: ...
+    def fileno(self) -> int:
+        """An eventfd that is readable since the report changed. Its reader drains it; `report` does not."""
     def dlpack(
         self, offset: int, shape: Sequence[int], type_code: int, type_bits: int, strides: Sequence[int] | None = None
-    ) -> Any: ...
-    def close(self) -> None: ...
+    ) -> Any:
+        """A DLPack capsule (`dltensor`) over part of the range. It keeps the arena alive, and from being closed.
+
+        `offset` in bytes; `strides` in elements, row-major when None.
+        """
+    def close(self) -> None:
+        """Wait for queued unmaps, then give back memory and addresses. May be called twice.
+
+        Raises ArenaInUseError while tensors are alive, and the first DriverError after trying everything.
+        """
 
 @final
 class PageQueue:

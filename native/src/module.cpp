@@ -2,5 +2,6 @@
 
 PYBIND11_MODULE(_native, m) {
   m.doc() = "kvquota's native parts";
+  kvquota::bind_memory(m);
   kvquota::bind_segment(m);
 }

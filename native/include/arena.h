@@ -1,0 +1,147 @@
+// The elastic memory of one rank: a reserved range of addresses for all KV tensors, backed page by page.
+//
+// One worker thread creates credits ahead and unmaps behind fences. No lock is held during a driver call.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "driver.h"
+#include "fork.h"
+#include "page_mapper.h"
+
+namespace kvquota {
+
+struct Fault {
+  // Of a call that was for no page: a credit that could not be created or given back.
+  static constexpr int64_t kNoPage = -1;
+
+  uint64_t seq;
+  int64_t page;
+  std::string operation;
+  int code;
+  std::string name;
+};
+
+// One instant. Counts are pages, cumulative. A credit that is cancelled before it was created counts as created and as
+// dropped, so the credits held are always created - mapped - dropped.
+struct ArenaReport {
+  uint64_t done = 0;
+  uint64_t created = 0;
+  uint64_t refused = 0;
+  uint64_t dropped = 0;
+  uint64_t mapped = 0;
+  uint64_t unmapped = 0;
+  uint64_t held_bytes = 0;
+  // The newest of each page and operation.
+  std::vector<Fault> faults;
+};
+
+// close() while tensors over the arena live.
+class ArenaInUseError : public std::logic_error {
+ public:
+  using std::logic_error::logic_error;
+};
+
+class Arena final : public ForkAware {
+ public:
+  Arena(std::shared_ptr<Driver> driver, std::vector<uint64_t> strides, uint64_t pages);
+  // Closes. What can't be given back is told on stderr.
+  ~Arena() override;
+
+  const PageMapper& layout() const { return mapper_; }
+
+  // Both cumulative: a lower number than before is an old message and changes nothing.
+  void ask(uint64_t asked, uint64_t dropped);
+  // Maps now, and unmaps behind the work submitted so far. On an exception nothing of the command was done.
+  void apply(uint64_t seq, const std::vector<uint64_t>& maps, const std::vector<uint64_t>& unmaps);
+  // Returns what was created so far, once that is `count` or nothing more is to come.
+  uint64_t wait_credits(uint64_t count, std::chrono::nanoseconds timeout);
+  ArenaReport report();
+  // An eventfd, readable since the report changed. Its reader drains it.
+  int fileno();
+  // Count the tensors over the arena.
+  void retain();
+  void release() noexcept;
+  // Waits for queued unmaps, then gives everything back. Throws the first DriverError after trying all.
+  void close();
+
+  void before_fork() override;
+  void after_fork_in_parent() override;
+  void after_fork_in_child() override;
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+  enum class State { kMapping, kMapped, kRetiring, kQuarantined };
+  struct Job {
+    uint64_t seq;
+    Driver::Event fence;
+    PageSet pages;
+  };
+  // Leaked in a forked child: the thread is not there, and destroying what it waits on would hang.
+  struct Worker {
+    std::condition_variable wanted;
+    std::condition_variable changed;
+    std::thread thread;
+  };
+
+  Driver& driver() const { return mapper_.driver(); }
+  void check_open() const;
+  void check_command(uint64_t seq, const std::vector<uint64_t>& maps, const std::vector<uint64_t>& unmaps) const;
+  uint64_t pending() const;
+  void cancel();
+  void ring();
+  void add_fault(uint64_t seq, int64_t page, const DriverError& error);
+  void quarantine(uint64_t page, PageMemory memory);
+
+  void start_worker();
+  void work();
+  void retire_next(Lock& lock);
+  void drop_one(Lock& lock);
+  void create_one(Lock& lock);
+  void keep_leftover(PageMemory memory, const DriverError& error);
+  std::vector<PageError> retire(Job& job);
+
+  void fill(PageSet& pages);
+  void undo(uint64_t seq, PageSet& pages, const std::vector<uint64_t>& unmaps, const DriverError& error);
+  std::optional<DriverError> give_all_back();
+
+  PageMapper mapper_;
+  mutable std::mutex mutex_;
+  std::unique_ptr<Worker> worker_ = std::make_unique<Worker>();
+  int event_fd_ = -1;
+  bool closing_ = false;
+  bool forked_ = false;
+  unsigned tensors_ = 0;
+  unsigned applying_ = 0;
+
+  // What the leader wants in all, and the books that answer it.
+  uint64_t asked_ = 0;
+  uint64_t drop_wanted_ = 0;
+  ArenaReport books_;
+  std::optional<uint64_t> last_seq_;
+
+  // The page's worth that the worker is creating or giving back.
+  bool creating_ = false;
+  bool dropping_ = false;
+  std::vector<PageMemory> credits_;
+  // Pages that are not mapped have no entry.
+  std::unordered_map<uint64_t, State> states_;
+  PageSet mapped_;
+  PageSet quarantined_;
+  // Parts of pages that could not be released.
+  std::vector<PageMemory> leftovers_;
+  std::deque<Job> jobs_;
+};
+
+}  // namespace kvquota

@@ -1,0 +1,316 @@
+#include "arena.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <system_error>
+#include <utility>
+
+namespace kvquota {
+namespace {
+
+std::string text(uint64_t number) { return std::to_string(number); }
+
+void check_distinct(std::vector<uint64_t> pages) {
+  std::sort(pages.begin(), pages.end());
+  const auto twice = std::adjacent_find(pages.begin(), pages.end());
+  if (twice != pages.end()) throw std::invalid_argument("page " + text(*twice) + " is named twice in one command");
+}
+
+}  // namespace
+
+Arena::Arena(std::shared_ptr<Driver> driver, std::vector<uint64_t> strides, uint64_t pages)
+    : ForkAware(Order::kArena), mapper_(std::move(driver), std::move(strides), pages) {
+  enlist();
+  try {
+    const Lock lock(mutex_);
+    event_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (event_fd_ < 0) throw std::system_error(errno, std::generic_category(), "eventfd for an arena");
+    start_worker();
+  } catch (...) {
+    delist();
+    if (event_fd_ >= 0) ::close(event_fd_);
+    mapper_.free_addresses();
+    throw;
+  }
+}
+
+Arena::~Arena() {
+  try {
+    close();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "kvquota: an arena could not give everything back: %s\n", error.what());
+  }
+  delist();
+}
+
+void Arena::check_open() const {
+  if (forked_) throw std::invalid_argument("the arena belongs to the process that this one was forked from");
+  if (closing_) throw std::invalid_argument("the arena is closed");
+}
+
+void Arena::check_command(uint64_t seq, const std::vector<uint64_t>& maps, const std::vector<uint64_t>& unmaps) const {
+  if (last_seq_ && seq <= *last_seq_) {
+    throw std::invalid_argument("seq " + text(seq) + " after " + text(*last_seq_) + ": a seq only grows");
+  }
+  check_distinct(maps);
+  check_distinct(unmaps);
+  for (const uint64_t page : maps) {
+    if (page >= mapper_.pages()) {
+      throw std::invalid_argument("page " + text(page) + " of an arena of " + text(mapper_.pages()) + " pages");
+    }
+    if (states_.count(page) != 0) {
+      throw std::invalid_argument("page " + text(page) + " can't be mapped: it is mapped, or not yet unmapped");
+    }
+  }
+  for (const uint64_t page : unmaps) {
+    const auto found = states_.find(page);
+    if (found == states_.end() || found->second != State::kMapped) {
+      throw std::invalid_argument("page " + text(page) + " can't be unmapped: it is not mapped, or is unmapped already");
+    }
+  }
+  if (books_.mapped + maps.size() > asked_) {
+    throw std::invalid_argument("mapping " + text(maps.size()) + " pages after " + text(books_.mapped) +
+                                " takes more than the " + text(asked_) + " credits that were asked for");
+  }
+}
+
+uint64_t Arena::pending() const {
+  const uint64_t answered = books_.created + books_.refused;
+  return asked_ > answered ? asked_ - answered : 0;
+}
+
+// Drops what is not created yet. What the worker is creating is past that.
+void Arena::cancel() {
+  const uint64_t wanted = drop_wanted_ > books_.dropped ? drop_wanted_ - books_.dropped : 0;
+  const uint64_t open = pending() > 0 && creating_ ? pending() - 1 : pending();
+  const uint64_t count = std::min(wanted, open);
+  books_.created += count;
+  books_.dropped += count;
+  if (count > 0) ring();
+}
+
+void Arena::ring() {
+  const uint64_t one = 1;
+  // A full counter is as readable as one that was rung.
+  if (write(event_fd_, &one, sizeof one) < 0 && errno != EAGAIN) {
+    std::fprintf(stderr, "kvquota: an arena's eventfd was closed by someone else\n");
+  }
+  worker_->changed.notify_all();
+}
+
+void Arena::add_fault(uint64_t seq, int64_t page, const DriverError& error) {
+  auto& faults = books_.faults;
+  faults.erase(std::remove_if(faults.begin(), faults.end(),
+                              [&](const Fault& fault) {
+                                return fault.page == page && fault.operation == error.operation;
+                              }),
+               faults.end());
+  faults.push_back({seq, page, error.operation, error.code, error.name});
+}
+
+void Arena::quarantine(uint64_t page, PageMemory memory) {
+  states_[page] = State::kQuarantined;
+  quarantined_.emplace(page, std::move(memory));
+}
+
+void Arena::ask(uint64_t asked, uint64_t dropped) {
+  const Lock lock(mutex_);
+  check_open();
+  if (dropped > asked) {
+    throw std::invalid_argument("dropped is " + text(dropped) + ", more than the " + text(asked) + " asked for");
+  }
+  asked_ = std::max(asked_, asked);
+  drop_wanted_ = std::max(drop_wanted_, dropped);
+  cancel();
+  worker_->wanted.notify_one();
+}
+
+// Credits for `pages`. The leader counts on one for each, but a drop may have crossed a refusal on its way and taken it
+// back: then the memory is created here.
+void Arena::fill(PageSet& pages) {
+  for (auto& [page, memory] : pages) {
+    if (!memory.handles.empty()) continue;
+    try {
+      mapper_.create(memory);
+    } catch (const DriverError& error) {
+      throw error.at(page);
+    }
+    const Lock lock(mutex_);
+    ++books_.created;
+  }
+}
+
+void Arena::apply(uint64_t seq, const std::vector<uint64_t>& maps, const std::vector<uint64_t>& unmaps) {
+  PageSet incoming;
+  Lock lock(mutex_);
+  check_open();
+  check_command(seq, maps, unmaps);
+  for (const uint64_t page : maps) {
+    states_[page] = State::kMapping;
+    PageMemory& memory = incoming[page];
+    if (credits_.empty()) continue;
+    memory = std::move(credits_.back());
+    credits_.pop_back();
+  }
+  for (const uint64_t page : unmaps) states_[page] = State::kRetiring;
+  ++applying_;
+  lock.unlock();
+
+  Driver::Event fence = 0;
+  try {
+    if (!unmaps.empty()) PageMapper::insist([&] { fence = driver().event_record(); });
+    try {
+      fill(incoming);
+      mapper_.map(incoming);
+    } catch (const DriverError&) {
+      if (!unmaps.empty()) driver().event_destroy(fence);
+      throw;
+    }
+  } catch (const DriverError& error) {
+    undo(seq, incoming, unmaps, error);
+    throw;
+  }
+
+  lock.lock();
+  Job job{seq, fence, {}};
+  for (const uint64_t page : maps) states_[page] = State::kMapped;
+  mapped_.merge(incoming);
+  books_.mapped += maps.size();
+  for (const uint64_t page : unmaps) job.pages.insert(mapped_.extract(page));
+  last_seq_ = seq;
+  if (job.pages.empty() && jobs_.empty()) {
+    books_.done = seq;
+  } else {
+    jobs_.push_back(std::move(job));
+    worker_->wanted.notify_one();
+  }
+  --applying_;
+  ring();
+}
+
+void Arena::undo(uint64_t seq, PageSet& pages, const std::vector<uint64_t>& unmaps, const DriverError& error) {
+  const Lock lock(mutex_);
+  for (auto& [page, memory] : pages) {
+    if (memory.is_mapped()) {
+      quarantine(page, std::move(memory));
+      continue;
+    }
+    states_.erase(page);
+    if (memory.handles.size() == mapper_.strides().size()) {
+      credits_.push_back(std::move(memory));
+    } else if (!memory.handles.empty()) {
+      leftovers_.push_back(std::move(memory));
+    }
+  }
+  for (const uint64_t page : unmaps) states_[page] = State::kMapped;
+  add_fault(seq, error.page ? static_cast<int64_t>(*error.page) : Fault::kNoPage, error);
+  --applying_;
+  worker_->wanted.notify_one();
+  ring();
+}
+
+uint64_t Arena::wait_credits(uint64_t count, std::chrono::nanoseconds timeout) {
+  Lock lock(mutex_);
+  check_open();
+  worker_->changed.wait_for(lock, timeout, [&] { return closing_ || books_.created >= count || pending() == 0; });
+  check_open();
+  return books_.created;
+}
+
+ArenaReport Arena::report() {
+  const Lock lock(mutex_);
+  check_open();
+  ArenaReport report = books_;
+  const uint64_t pages = credits_.size() + states_.size() + leftovers_.size() + (creating_ ? 1 : 0) + (dropping_ ? 1 : 0);
+  report.held_bytes = pages * mapper_.page_bytes();
+  return report;
+}
+
+int Arena::fileno() {
+  const Lock lock(mutex_);
+  check_open();
+  return event_fd_;
+}
+
+void Arena::retain() {
+  const Lock lock(mutex_);
+  check_open();
+  ++tensors_;
+}
+
+void Arena::release() noexcept {
+  const Lock lock(mutex_);
+  --tensors_;
+}
+
+void Arena::close() {
+  {
+    Lock lock(mutex_);
+    if (forked_ || closing_) return;
+    if (tensors_ > 0) {
+      throw ArenaInUseError(text(tensors_) + " tensors over the arena are alive: let go of them before closing it");
+    }
+    closing_ = true;
+    ring();
+    worker_->changed.wait(lock, [&] { return applying_ == 0; });
+    worker_->wanted.notify_one();
+  }
+  worker_->thread.join();
+  const std::optional<DriverError> error = give_all_back();
+  const Lock lock(mutex_);
+  ::close(event_fd_);
+  event_fd_ = -1;
+  if (error) throw *error;
+}
+
+std::optional<DriverError> Arena::give_all_back() {
+  std::optional<DriverError> first;
+  const auto attempt = [&](auto step) {
+    try {
+      step();
+    } catch (const DriverError& error) {
+      if (!first) first = error;
+    }
+  };
+  PageSet pages = std::move(mapped_);
+  pages.merge(quarantined_);
+  if (!pages.empty()) {
+    attempt([&] {
+      const Driver::Event fence = driver().event_record();
+      driver().event_synchronize(fence);
+      driver().event_destroy(fence);
+    });
+  }
+  for (const PageError& failed : mapper_.unmap(pages)) {
+    if (!first) first = failed.error;
+  }
+  for (auto& [page, memory] : pages) {
+    attempt([&, &memory = memory] { mapper_.release(memory); });
+  }
+  for (auto* group : {&credits_, &leftovers_}) {
+    for (PageMemory& memory : *group) {
+      attempt([&] { mapper_.release(memory); });
+    }
+    group->clear();
+  }
+  attempt([&] { mapper_.free_addresses(); });
+  return first;
+}
+
+void Arena::before_fork() { mutex_.lock(); }
+
+void Arena::after_fork_in_parent() { mutex_.unlock(); }
+
+void Arena::after_fork_in_child() {
+  forked_ = true;
+  (void)worker_.release();
+  if (event_fd_ >= 0) ::close(event_fd_);
+  event_fd_ = -1;
+  mutex_.unlock();
+}
+
+}  // namespace kvquota
