@@ -1,10 +1,13 @@
-"""Types of the native extension. Bytes are ints, pages and blocks are indices, seq and revisions only grow."""
+"""Types of the native extension. Bytes are ints, pages and blocks are indices, seq and revisions grow."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, final
 
 class DriverError(RuntimeError):
-    """A driver call that failed: `operation` (name in the driver table), `code`, `name` (CUDA's, or errno's), `page` or None."""
+    """A driver call that failed.
+
+    `operation` (name in the driver table), `code`, `name` (CUDA's, or errno's), `page` or None.
+    """
 
     operation: str
     code: int
@@ -18,10 +21,16 @@ class ArenaInUseError(BufferError):
     """`Arena.close` while tensors over the arena are alive: nothing was closed."""
 
 class SegmentError(ValueError):
-    """A file descriptor that is no quota segment: wrong size, magic, version or seals; the message names what and what was expected."""
+    """A file descriptor that is no quota segment.
+
+    Wrong size, magic, version or seals; the message names what and what was expected.
+    """
 
 class Driver:
-    """The driver table (DESIGN.md section 7). One contract, several implementations; every call may raise DriverError."""
+    """The driver table (DESIGN.md section 7).
+
+    One contract, several implementations; every call may raise DriverError.
+    """
 
     @property
     def granularity(self) -> int: ...
@@ -40,11 +49,17 @@ class Driver:
 
 @final
 class HostDriver(Driver):
-    """memfd granules over PROT_NONE reservations. `fill`: byte written over a granule when it is mapped (tests use 0xFF)."""
+    """memfd granules over PROT_NONE reservations.
+
+    `fill`: byte written over a granule when it is mapped (tests use 0xFF).
+    """
 
     def __init__(self, *, granularity: int = 2 << 20, fill: int | None = None) -> None: ...
     def attach(self, record_fd: int) -> None:
-        """Take memory against this device record, what is taken already included. `record_fd` stays the caller's."""
+        """Take memory against this device record, what is taken already included.
+
+        `record_fd` stays the caller's. ValueError when it is no device record.
+        """
     def fileno(self) -> int:
         """The memfd behind all granules."""
 
@@ -53,12 +68,17 @@ class FaultDriver(Driver):
     """Passes calls to `inner`, counts them, and fails the ones it was told to. For tests."""
 
     def __init__(self, inner: Driver) -> None: ...
-    def fail(self, operation: str, nth: int = 1, times: int = 1, code: int = 5, name: str = "EIO") -> None: ...
+    def fail(
+        self, operation: str, nth: int = 1, times: int = 1, code: int = 5, name: str = "EIO"
+    ) -> None: ...
     def calls(self, operation: str) -> int: ...
 
 @final
 class DeviceRecord:
-    """Capacity and use of a host device, shared by the processes that take memory from it; a dead process's share is settled."""
+    """Capacity and use of a host device, shared by the processes that take memory from it.
+
+    What a dead process took is settled by whoever takes or looks next.
+    """
 
     @staticmethod
     def create(capacity_bytes: int) -> DeviceRecord: ...
@@ -84,10 +104,11 @@ class Fault:
 
 @final
 class ArenaReport:
-    """One instant of an arena. All counts are pages and cumulative since its start; `done` is the last seq whose unmaps ended.
+    """One instant of an arena. All counts are pages and cumulative since its start.
 
-    A credit that is dropped before it was made counts as created and as dropped, so that held = created - mapped by a
-    command - dropped, always. `faults` are all since the start.
+    `done` is the last seq whose unmaps ended. A credit that is dropped before it was made counts as created
+    and as dropped, so that credits held = created - mapped - dropped, always. `faults` is cumulative too: the
+    newest of each page and operation. `held_bytes` is all physical memory, quarantined pages included.
     """
 
     done: int
@@ -101,9 +122,11 @@ class ArenaReport:
 
 @final
 class Arena:
-    """Page p backs `strides[t]` bytes at offset `offsets[t] + p * strides[t]` of every tensor t: mapped whole or not at all.
+    """Page p backs `strides[t]` bytes at offset `offsets[t] + p * strides[t]` of every tensor t.
 
-    Bad arguments, and every call on a closed arena, raise ValueError and change nothing.
+    It is mapped whole or not at all. Bad arguments, and every call on a closed arena, raise ValueError and
+    change
+    nothing.
     """
 
     def __init__(self, driver: Driver, strides: Sequence[int], pages: int) -> None: ...
@@ -120,20 +143,32 @@ class Arena:
     @property
     def offsets(self) -> list[int]: ...
     def ask(self, asked: int, dropped: int) -> None:
-        """Want `asked` credits in all, of which `dropped` are given back. Cumulative; lower than before changes nothing."""
+        """Want `asked` credits in all, of which `dropped` are given back.
+
+        Both are cumulative: a lower number than before is an old message and changes nothing.
+        """
     def apply(self, seq: int, maps: Sequence[int], unmaps: Sequence[int]) -> None:
-        """Map now, and unmap behind the work submitted so far. A DriverError names the page, and nothing was done."""
+        """Map now, and unmap behind the work submitted so far.
+
+        A DriverError names the page: nothing of the command was done, and it may be applied again.
+        """
     def wait_credits(self, count: int, timeout: float) -> int:
         """Return `created` once it is `count`, nothing more is to come, or `timeout` seconds passed."""
     def report(self) -> ArenaReport: ...
     def fileno(self) -> int:
         """An eventfd that is readable since the report changed. Its reader drains it; `report` does not."""
     def dlpack(
-        self, offset: int, shape: Sequence[int], type_code: int, type_bits: int, strides: Sequence[int] | None = None
+        self,
+        offset: int,
+        shape: Sequence[int],
+        type_code: int,
+        type_bits: int,
+        strides: Sequence[int] | None = None,
     ) -> Any:
-        """A DLPack capsule (`dltensor`) over part of the range. It keeps the arena alive, and from being closed.
+        """A DLPack capsule (`dltensor`) over part of the range.
 
-        `offset` in bytes; `strides` in elements, row-major when None.
+        It keeps the arena alive, and from being closed. `offset` in bytes; `strides` in elements, row-major
+        when None.
         """
     def close(self) -> None:
         """Wait for queued unmaps, then give back memory and addresses. May be called twice.
@@ -180,8 +215,16 @@ class Desired:
     """What the daemon wants. `limit_bytes`, `cache_bytes`: None for no limit."""
 
     def __init__(
-        self, *, revision: int = 0, limit_bytes: int | None = None, guarantee_bytes: int = 0, headroom_bytes: int = 0,
-        cache_bytes: int | None = None, preempt: bool = False, reclaim_sequence: int = 0, reclaim_bytes: int = 0,
+        self,
+        *,
+        revision: int = 0,
+        limit_bytes: int | None = None,
+        guarantee_bytes: int = 0,
+        headroom_bytes: int = 0,
+        cache_bytes: int | None = None,
+        preempt: bool = False,
+        reclaim_sequence: int = 0,
+        reclaim_bytes: int = 0,
     ) -> None: ...
     revision: int
     limit_bytes: int | None
@@ -194,7 +237,10 @@ class Desired:
 
 @final
 class Observed:
-    """What the leader did. Pages, except where the name says bytes, ns (CLOCK_MONOTONIC) or is a count of events."""
+    """What the leader did.
+
+    Pages, except where the name says bytes, ns (CLOCK_MONOTONIC) or is a count of events.
+    """
 
     def __init__(self) -> None: ...
     revision_decided: int
@@ -239,7 +285,10 @@ class DesiredWriter:
 
 @final
 class DesiredReader:
-    """The leader's end of a `desired` segment: mapped for reading only. The descriptor is the caller's to close."""
+    """The leader's end of a `desired` segment.
+
+    Mapped for reading only. The descriptor is the caller's to close.
+    """
 
     def __init__(self, fd: int) -> None: ...
     def changed(self) -> bool: ...

@@ -28,7 +28,7 @@ def done(arena: Arena, seq: int) -> ArenaReport:
     return wait_for(arena, lambda report: report.done >= seq)
 
 
-def credits(arena: Arena, asked: int, dropped: int = 0) -> None:  # noqa: A001
+def ask(arena: Arena, asked: int, dropped: int = 0) -> None:
     """Ask, and wait until the credits are there."""
     arena.ask(asked, dropped)
     assert arena.wait_credits(asked, TIMEOUT) == asked

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from kvquota.native import Arena, HostDriver
 
-from tests.native.arenas import GRANULE, TIMEOUT, credits, done, taken, two_tensors, wait_for
+from tests.native.arenas import GRANULE, TIMEOUT, ask, done, taken, two_tensors, wait_for
 
 PAGE = 3 * GRANULE
 
@@ -32,7 +32,7 @@ def test_layout_is_one_range_of_tensor_after_tensor(arena: Arena) -> None:
 
 def test_memory_is_taken_by_credits_and_given_back_by_unmaps(arena: Arena, driver: HostDriver) -> None:
     assert taken(driver) == 0
-    credits(arena, 3)
+    ask(arena, 3)
     assert taken(driver) == 3 * PAGE
     arena.apply(1, [0, 7, 8], [])
     report = arena.report()
@@ -44,7 +44,7 @@ def test_memory_is_taken_by_credits_and_given_back_by_unmaps(arena: Arena, drive
 
 
 def test_a_page_can_come_back_after_it_was_unmapped(arena: Arena) -> None:
-    credits(arena, 2)
+    ask(arena, 2)
     arena.apply(1, [5], [])
     arena.apply(2, [], [5])
     done(arena, 2)
@@ -53,7 +53,7 @@ def test_a_page_can_come_back_after_it_was_unmapped(arena: Arena) -> None:
 
 
 def test_drop_releases_credits(arena: Arena, driver: HostDriver) -> None:
-    credits(arena, 4)
+    ask(arena, 4)
     arena.ask(4, 3)
     report = wait_for(arena, lambda report: report.dropped == 3)
     assert (report.created, report.held_bytes, taken(driver)) == (4, PAGE, PAGE)
@@ -95,7 +95,7 @@ def test_wait_credits_ends_at_its_time_out_and_when_nothing_comes(arena: Arena) 
 def test_an_impossible_command_is_refused_whole(
     arena: Arena, seq: int, maps: list[int], unmaps: list[int], message: str
 ) -> None:
-    credits(arena, 3)
+    ask(arena, 3)
     arena.apply(1, [1], [])
     with pytest.raises(ValueError, match=message):
         arena.apply(seq, maps, unmaps)
@@ -105,7 +105,7 @@ def test_an_impossible_command_is_refused_whole(
 
 
 def test_unmapping_twice_is_refused(arena: Arena) -> None:
-    credits(arena, 1)
+    ask(arena, 1)
     arena.apply(1, [1], [])
     arena.apply(2, [], [1])
     with pytest.raises(ValueError, match="page 1 can't be unmapped"):
@@ -114,7 +114,7 @@ def test_unmapping_twice_is_refused(arena: Arena) -> None:
 
 def test_close_gives_everything_back(driver: HostDriver) -> None:
     arena = two_tensors(driver)
-    credits(arena, 4)
+    ask(arena, 4)
     arena.apply(1, [0, 1, 2], [])
     arena.apply(2, [], [1])
     arena.close()
@@ -126,8 +126,15 @@ def test_close_gives_everything_back(driver: HostDriver) -> None:
 
 @pytest.mark.parametrize(
     ("strides", "pages", "message"),
-    [([], 1, "strides is empty"), ([GRANULE], 0, "pages is 0"), ([GRANULE + 1], 1, "stride 2097153"), ([0], 1, "stride 0")],
+    [
+        ([], 1, "strides is empty"),
+        ([GRANULE], 0, "pages is 0"),
+        ([GRANULE + 1], 1, "stride 2097153"),
+        ([0], 1, "stride 0"),
+    ],
 )
-def test_an_impossible_geometry_is_refused(driver: HostDriver, strides: list[int], pages: int, message: str) -> None:
+def test_an_impossible_geometry_is_refused(
+    driver: HostDriver, strides: list[int], pages: int, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         Arena(driver, strides, pages)
