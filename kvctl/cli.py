@@ -34,20 +34,26 @@ for command in (list_instances, status, limit, watch):
 
 def main(arguments: list[str] | None = None) -> int:
     """Run kvctl with `arguments`, by default those of the process; the exit code."""
-    options = Options()
     try:
-        code = cli.main(arguments, "kvctl", obj=options, standalone_mode=False)
+        code = _run(arguments, Options())
         sys.stdout.flush()
-    except click.ClickException as error:
-        return _fail(error, options)
-    except click.Abort:
-        return _complain("interrupted; what was sent to the daemon stands", 130)
     except BrokenPipeError:
         # The reader has seen enough. Python would try again at exit, and complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
         return _complain(f"the answer can't be written: {error.strerror}", 1)
+    return code
+
+
+def _run(arguments: list[str] | None, options: Options) -> int:
+    try:
+        code = cli.main(arguments, "kvctl", obj=options, standalone_mode=False)
+    except click.ClickException as error:
+        return _fail(error, options)
+    except click.Abort:
+        return _complain("interrupted; what was sent to the daemon stands", 130)
+    # Of a command it is what that returned, which is nothing; of --help and the like it is an exit code.
     return code if isinstance(code, int) else 0
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
+from urllib.parse import quote
 
 # The library's own log lines would stand beside the one line that says what went wrong.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -34,7 +35,7 @@ class Client:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._channel = grpc.insecure_channel(f"unix:{path}")
+        self._channel = grpc.insecure_channel(f"unix:{quote(path)}")
         self._stub: Any = QuotaStub(self._channel)  # type: ignore[no-untyped-call]  # generated code has no types
 
     def __enter__(self) -> "Client":

@@ -89,6 +89,7 @@ def limit(
         raise click.UsageError(f"--timeout {timeout:g} is the time-out of --wait: give both or none")
     wait_s = DEFAULT_TIMEOUT_S if timeout is None else timeout
     with options.connect() as client:
+        # Loaded with the client: neither is needed for help and mistakes.
         from kvquota.v1.quota_pb2 import SetLimitRequest
 
         answer = client.set_limit(
@@ -104,6 +105,9 @@ def limit(
             )
         )
     if answer.timed_out:
-        raise UnsettledError(f"set, but not settled after {wait_s:g} s", answer.instance)
+        raise UnsettledError(
+            f"set, but not settled after {wait_s:g} s: `kvctl watch {name}` shows how it goes on",
+            answer.instance,
+        )
     now = answer.instance
     click.echo(render.to_json(render.as_dict(now)) if options.json else render.outcome(now))

@@ -6,7 +6,7 @@ from fractions import Fraction
 MAX_BYTES = 2**63 - 1
 
 _UNITS = "KMGTPE"
-_SIZE = re.compile(r"(?P<number>[0-9]{1,40}(\.[0-9]{1,40})?) ?((?P<unit>[KMGTPE])(i|B|iB)?|B)?", re.I)
+_SIZE = re.compile(r"(?P<number>[0-9]{1,40}(\.[0-9]{1,40})?) ?((?P<unit>[KMGTPE])(i|B|iB)?|B)?", re.I | re.A)
 
 
 def parse_limit(text: str) -> int | None:

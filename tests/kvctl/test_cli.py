@@ -6,12 +6,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from kvquota.kvctl import client
 from kvquota.kvctl.cli import main
 from kvquota.v1.quota_pb2 import Instance, ListInstancesResponse, Status
 
-KVCTL = Path(sys.executable).with_name("kvctl")
+KVCTL = str(Path(sys.executable).with_name("kvctl"))
 
 
 def one_line(capsys: pytest.CaptureFixture[str]) -> str:
@@ -20,6 +21,12 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
     assert len(err.splitlines()) == 1
     assert err.startswith("kvctl: ")
     return str(err)
+
+
+def listing(quota: Any) -> None:
+    quota.on["ListInstances"] = lambda *_: ListInstancesResponse(
+        instances=[Instance(name="a" * 90, status=Status.STATUS_DEGRADED)]
+    )
 
 
 @pytest.mark.parametrize(
@@ -49,6 +56,15 @@ def test_no_daemon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         stale.bind(str(path))
     assert main(["--daemon", f"unix://{path}", "list"]) == 3
     assert f"no daemon at {path} (Connection refused)" in one_line(capsys)
+
+
+def test_the_path_is_taken_as_it_is(quota: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    listing(quota)
+    folder = quota.socket.parent.rename(quota.socket.parent.with_name("a b%41#?c"))
+    for address in (f"unix:{folder}/control.sock", f"unix://{folder}/control.sock"):
+        assert main(["--daemon", address, "list"]) == 0
+    monkeypatch.chdir(folder)
+    assert main(["--daemon", "unix:control.sock", "list"]) == 0
 
 
 def test_a_socket_of_others(quota: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,10 +108,14 @@ def test_the_default_is_the_systems_daemon_or_else_the_users_own(
     assert str(own) in one_line(capsys)
 
 
-def listing(quota: Any) -> None:
-    quota.on["ListInstances"] = lambda *_: ListInstancesResponse(
-        instances=[Instance(name="a" * 90, status=Status.STATUS_DEGRADED)]
-    )
+def test_an_error_that_can_not_be_written(quota: Any) -> None:
+    quota.refuse("SetLimit", grpc.StatusCode.ABORTED, "taken", Instance(name="a"))
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        command = [KVCTL, "-o", "json", "limit", "a", "1"]
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
 
 
 def test_elsewhere_than_on_a_terminal_nothing_is_coloured_or_folded(quota: Any) -> None:

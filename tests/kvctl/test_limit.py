@@ -11,6 +11,7 @@ import pytest
 from kvquota.kvctl.cli import main
 from kvquota.v1.quota_pb2 import Instance, Reason, SetLimitRequest, SetLimitResponse, Status
 
+KVCTL = str(Path(sys.executable).with_name("kvctl"))
 NOW = Instance(name="a", status=Status.STATUS_APPLIED, revision=9, limit_bytes=1 << 30)
 PINNED = Instance(
     name="a",
@@ -75,7 +76,7 @@ def test_a_wait_that_ends_settled_but_not_applied_says_why(
 def test_a_wait_that_ends_at_its_time_out(quota: Any, capsys: pytest.CaptureFixture[str]) -> None:
     answer(quota, PINNED, timed_out=True)
     message = (
-        "kvctl: set, but not settled after 2 s; "
+        "kvctl: set, but not settled after 2 s: `kvctl watch a` shows how it goes on; "
         "now a: limit 0, revision 9: deferred, pinned_by_running_requests\n"
     )
     assert main(["limit", "a", "0", "--wait", "--timeout", "2"]) == 5
@@ -108,7 +109,7 @@ def test_ctrl_c_ends_a_wait_and_not_the_limit(quota: Any) -> None:
         return SetLimitResponse()
 
     quota.on["SetLimit"] = wait
-    command = [str(Path(sys.executable).with_name("kvctl")), "limit", "a", "0", "--wait"]
+    command = [KVCTL, "limit", "a", "0", "--wait"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert asked.wait(60)
         process.send_signal(signal.SIGINT)

@@ -12,7 +12,7 @@ import pytest
 from kvquota.kvctl.cli import main
 from kvquota.v1.quota_pb2 import Instance, Status, WatchResponse
 
-KVCTL = Path(sys.executable).with_name("kvctl")
+KVCTL = str(Path(sys.executable).with_name("kvctl"))
 
 
 def instance(name: str, revision: int) -> Instance:
