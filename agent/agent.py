@@ -1,17 +1,31 @@
 """The agent of one engine: what an adapter calls around its scheduling steps."""
 
-from collections.abc import Sequence
+import errno
+import logging
+import select
+import time
+from collections.abc import Callable, Sequence
 
+from kvquota.agent.balloon import Balloon, BalloonStatistics
 from kvquota.agent.contract import Adapter, PageCommand, Rank
-from kvquota.agent.settings import Settings
+from kvquota.agent.daemon_link import DaemonLink, RefusedError, Session, Standing
+from kvquota.agent.settings import SettingError, Settings
+from kvquota.agent.watcher import Watcher
+from kvquota.native import DriverError, Observed
+from kvquota.native.status import Reason, Status
+
+_BUSY_NS = 1_000_000
+_IDLE_NS = 20_000_000
+_JOIN_S = 2.0
+
+_log = logging.getLogger(__name__)
 
 
 class Agent:
     """Keeps an engine's KV memory at its limit. Everything is called on the engine thread.
 
-    Each step: begin_step(), scheduling, end_step(), and the command that end_step returned goes to every rank
-    before the step runs. An idle engine that was woken calls poll(), and makes one step where needs_step
-    says so.
+    Each step: begin_step(), scheduling, end_step(), and what end_step returned goes to every rank before the
+    step runs. An idle engine that was woken calls poll(), and then makes one step where needs_step says so.
     """
 
     def __init__(
@@ -23,28 +37,73 @@ class Agent:
         every rank (ask 1, apply seq 0) and in circulation; else 0. Raises SettingError where the daemon
         refuses the instance.
         """
-        raise NotImplementedError
+        self._adapter = adapter
+        self._ranks = tuple(ranks)
+        self._balloon = Balloon(
+            adapter, ranks, pages=pages, floor=floor, reserve_bytes=settings.reserve_bytes
+        )
+        self._standing = Standing(None, 0, None)
+        self._link = DaemonLink(settings.socket, settings.instance, adapter.engine, lambda: self._standing)
+        self._watcher = Watcher(self._link, ranks, adapter.wake)
+        self._inbox = self._watcher.inbox
+        self._session: Session | None = None
+        self._changed: Callable[[], bool] = _unchanged
+        self._pulse: Callable[[int, int, int, int], None] = _no_pulse
+        self._unreadable = False
+        self._told: tuple[object, ...] = ()
+        self._statistics = self._balloon.statistics()
+        self._due = True
+        self._wanted = 0
+        self._closed = False
+        try:
+            session = _join(self._link, settings)
+        except BaseException:
+            self._link.close()
+            raise
+        if session is not None:
+            self._enter(session)
+        elif settings.default_limit is not None:
+            self._balloon.set_limit(settings.default_limit, 1)
+            self._standing = Standing(None, 1, settings.default_limit)
+        self._balloon.settle()
+        self._publish()
+        self._watcher.start()
 
     def begin_step(self) -> None:
-        """At the top of a scheduling step: act on a new limit, take pages out of circulation, ask for
-        credits.
-        """
-        raise NotImplementedError
+        """At the top of a scheduling step: act on a new limit, take pages that should go."""
+        if self._due or self._inbox or self._changed():
+            self._take_in()
+            self._balloon.reconcile(_BUSY_NS if self._adapter.busy() else _IDLE_NS)
+            self._publish()
 
     def end_step(self) -> PageCommand | None:
-        """After scheduling, before the step is dispatched: what every rank must do first; None for nothing."""
-        raise NotImplementedError
+        """After scheduling, before the step is dispatched: what every rank must do first, or None."""
+        adapter = self._adapter
+        grown = adapter.grown()
+        wanted = adapter.wanted()
+        pinned, evictable, empty, draining = adapter.usage()
+        self._pulse(pinned, evictable, empty + self._statistics.credits, draining)
+        if not grown and wanted == self._wanted and not self._due:
+            return None
+        self._wanted = wanted
+        command = self._balloon.end_step(grown)
+        self._publish()
+        return command
 
     def poll(self) -> None:
-        """While the engine is idle, whenever it was woken: read what ranks said and publish. Takes no page."""
-        raise NotImplementedError
+        """While the engine is idle, whenever it was woken: read what ranks said, publish. Takes no page."""
+        if self._inbox or self._changed():
+            self._take_in()
+            self._balloon.settle()
+            self._publish()
 
     @property
     def needs_step(self) -> bool:
-        """Whether an idle engine should make one step. False while only ranks or running requests are
-        awaited.
-        """
-        raise NotImplementedError
+        """Whether an idle engine should make a step now. False while only ranks or requests are awaited."""
+        needs = self._changed() or self._balloon.can_act
+        if needs:
+            self._due = True
+        return needs
 
     def grow_now(self, pages: int, timeout: float = 0.005) -> int:
         """Ask for credits and wait a bounded moment, for a running request that would be preempted otherwise.
@@ -52,8 +111,158 @@ class Agent:
         Returns how many pages may be put in circulation now; 0 at once where the target allows no growth.
         `timeout`: seconds.
         """
-        raise NotImplementedError
+        end = time.monotonic() + timeout
+        return self._balloon.allow_now(
+            pages, lambda rank, created: rank.wait(created, max(0.0, end - time.monotonic()))
+        )
+
+    def statistics(self) -> BalloonStatistics:
+        """The books now."""
+        return self._balloon.statistics()
 
     def close(self) -> None:
-        """Leave the daemon, let go of the ranks, stop the watcher. Bounded; may be called twice."""
-        raise NotImplementedError
+        """Give credits back, leave daemon and ranks, stop the watcher. Bounded; may be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        self._balloon.drop_credits()
+        try:
+            self._watcher.stop()
+        finally:
+            self._link.close()
+            while self._inbox:
+                came = self._inbox.popleft()
+                if isinstance(came, Session):
+                    came.close()
+            self._leave()
+            for rank in self._ranks:
+                rank.close()
+
+    def _take_in(self) -> None:
+        """Everything that came since the last look."""
+        while self._inbox:
+            came = self._inbox.popleft()
+            if isinstance(came, Session):
+                self._enter(came)
+        if self._session is not None and self._changed():
+            self._read_limit(self._session)
+
+    def _enter(self, session: Session) -> None:
+        """Go over to a new session. What it says is acted on only where it is newer than what was."""
+        self._leave()
+        self._session = session
+        self._changed = session.desired.changed
+        self._pulse = session.observed.pulse
+        self._told = ()
+        if session.record_fd is not None:
+            for rank in self._ranks:
+                _attach(rank, session.record_fd)
+        self._read_limit(session)
+
+    def _leave(self) -> None:
+        self._changed, self._pulse = _unchanged, _no_pulse
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def _read_limit(self, session: Session) -> None:
+        desired, fresh = session.desired.read()
+        self._unreadable = not fresh
+        if not fresh:
+            return
+        if desired.revision > self._balloon.revision:
+            self._balloon.set_limit(desired.limit_bytes, desired.revision)
+            self._standing = Standing(desired.revision, desired.revision, desired.limit_bytes)
+        elif desired.revision < self._balloon.revision:
+            _log.warning(
+                "kvquota: the daemon says revision %d, and %d is in force: kept",
+                desired.revision,
+                self._balloon.revision,
+            )
+
+    def _publish(self) -> None:
+        """After any change of the books: tell the daemon, and see what is left to do."""
+        balloon = self._balloon
+        self._due = balloon.over or balloon.can_act
+        if (retry_at := balloon.retry_at) is not None:
+            self._watcher.alarm(retry_at / 1e9)
+        self._statistics = statistics = balloon.statistics()
+        if self._session is None:
+            return
+        observed = Observed()
+        for field, value in vars(statistics).items():
+            setattr(observed, field, value)
+        if self._unreadable and statistics.status != Status.DEGRADED:
+            observed.status, observed.reason = Status.DEGRADED, Reason.SEGMENT_UNREADABLE
+        for field, value in self._adapter.counters()._asdict().items():
+            setattr(observed, field, value)
+        self._session.observed.write(observed)
+        told = (observed.status, observed.reason, observed.revision_decided, observed.revision_applied)
+        if told != self._told:
+            self._told = told
+            self._session.ring()
+
+
+def _attach(rank: Rank, record_fd: int) -> None:
+    try:
+        rank.attach(record_fd)
+    except (OSError, DriverError) as error:
+        _log.error("kvquota: %s does not take its memory from the device: %s", rank.name, error)
+
+
+def _unchanged() -> bool:
+    return False
+
+
+def _no_pulse(pinned: int, evictable: int, warm: int, draining: int) -> None:
+    """Stands in for a segment while there is no daemon."""
+
+
+def _join(link: DaemonLink, settings: Settings) -> Session | None:
+    """Wait up to 2 s for the daemon's welcome; None where there is none, or it does not answer."""
+    end = time.monotonic() + _JOIN_S
+    taken: RefusedError | None = None
+    while time.monotonic() < end:
+        try:
+            came = link.step()
+        except RefusedError as error:
+            if error.code != "name_in_use":
+                raise SettingError(
+                    f"the daemon at {settings.socket} refuses instance {settings.instance!r}: "
+                    f"{error.code}, {error}"
+                ) from error
+            taken = error
+        except ValueError as error:
+            raise SettingError(
+                f"KVQUOTA_AGENT_SOCKET is {str(settings.socket)!r}, and what answers there is no daemon "
+                f"for this agent: {error}"
+            ) from error
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ECONNREFUSED):
+                _log.warning("kvquota: no daemon at %s: starting without", settings.socket)
+                return None
+            if error.errno in (errno.EACCES, errno.EPERM):
+                raise SettingError(
+                    f"KVQUOTA_AGENT_SOCKET is {str(settings.socket)!r}, which this user may not use: {error}"
+                ) from error
+            _log.warning("kvquota: the daemon at %s: %s", settings.socket, error)
+        else:
+            if isinstance(came, Session):
+                return came
+        _wait(link, end)
+    if taken is not None:
+        raise SettingError(
+            f"KVQUOTA_INSTANCE is {settings.instance!r}, and another engine has that name: {taken}; "
+            "choose another"
+        ) from taken
+    _log.warning("kvquota: the daemon at %s does not answer: starting without", settings.socket)
+    return None
+
+
+def _wait(link: DaemonLink, end: float) -> None:
+    due = link.due()
+    until = end if due is None else min(end, due)
+    poller = select.poll()
+    if (fd := link.fileno()) is not None:
+        poller.register(fd, select.POLLIN)
+    poller.poll(max(0, int((until - time.monotonic()) * 1000) + 1))

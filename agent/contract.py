@@ -29,7 +29,10 @@ class PageCommand:
 
 @dataclass(frozen=True)
 class RankFault:
-    """A driver call that failed on a rank, after the bounded retries, for one page of command `seq`."""
+    """A driver call that failed on a rank, after the bounded retries, for one page of command `seq`.
+
+    `page` is -1 where the call was for a credit.
+    """
 
     seq: int
     page: int
@@ -43,8 +46,9 @@ class RankReport:
     """One instant of a rank. Counts are pages, cumulative since its start: a lost report costs nothing.
 
     `done`: the last command whose maps and unmaps are over; its faults are in the same report or an earlier
-    one. `dropped` counts credits given back and those cancelled before they were created; the latter count as
-    `created` too, so that what a rank holds is always created - mapped by a command - dropped.
+    one. Every credit asked for is one of: to be created, refused, dropped, or kept. `dropped` counts those
+    given back and those cancelled before they were created; the latter count as `created` too, so that what
+    a rank holds is always created - mapped by a command - dropped. `refused` falls by those dropped later.
     """
 
     done: int = 0
@@ -73,9 +77,9 @@ class Rank(Protocol):
     def ask(self, asked: int, dropped: int) -> None:
         """Want `asked` credits in all since the start, of which `dropped` are given back. Never blocks.
 
-        The rank answers each asked credit: created, refused (out of memory: it stops and does not retry by
-        itself), or dropped. What it drops comes first from those not yet created. The leader drops only what
-        no command uses.
+        Each asked credit is created, refused (out of memory: the rank stops and does not retry by itself) or
+        dropped: first those to be created, then refused ones, then held ones. The leader drops only what no
+        command uses.
         """
 
     def report(self) -> RankReport:

@@ -106,9 +106,11 @@ class Fault:
 class ArenaReport:
     """One instant of an arena. All counts are pages and cumulative since its start.
 
-    `done` is the last seq whose unmaps ended. A credit that is dropped before it was made counts as created
-    and as dropped, so that credits held = created - mapped - dropped, always. `faults` is cumulative too: the
-    newest of each page and operation. `held_bytes` is all physical memory, quarantined pages included.
+    `done` is the last seq whose unmaps ended. Every credit asked for is one of: to be created, refused,
+    dropped, or kept. A drop takes first those to be created, then refused ones (`refused` falls by them),
+    then held ones. Those dropped before they were made count as created too, so that credits held = created
+    - mapped - dropped, always. `faults` is cumulative too: the newest of each page and operation.
+    `held_bytes` is all physical memory, quarantined pages included.
     """
 
     done: int

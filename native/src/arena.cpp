@@ -83,14 +83,17 @@ uint64_t Arena::pending() const {
   return asked_ > answered ? asked_ - answered : 0;
 }
 
-// Drops what is not created yet. What the worker is creating is past that.
+// Drops what is not created yet, then what was refused. What the worker is creating is past that.
 void Arena::cancel() {
   const uint64_t wanted = drop_wanted_ > books_.dropped ? drop_wanted_ - books_.dropped : 0;
   const uint64_t open = pending() > 0 && creating_ ? pending() - 1 : pending();
-  const uint64_t count = std::min(wanted, open);
-  books_.created += count;
-  books_.dropped += count;
-  if (count > 0) ring();
+  const uint64_t cancelled = std::min(wanted, open);
+  // The leader may not have known of a refusal when it dropped.
+  const uint64_t unrefused = std::min(wanted - cancelled, books_.refused);
+  books_.refused -= unrefused;
+  books_.created += cancelled + unrefused;
+  books_.dropped += cancelled + unrefused;
+  if (cancelled + unrefused > 0) ring();
 }
 
 void Arena::ring() {

@@ -148,6 +148,7 @@ void Arena::create_one(Lock& lock) {
   } else {
     // Nothing is tried again before the leader asks again.
     books_.refused += pending();
+    cancel();
     if (!failed->out_of_memory()) add_fault(last_seq_.value_or(0), Fault::kNoPage, *failed);
     if (not_released) keep_leftover(std::move(memory), *not_released);
   }
