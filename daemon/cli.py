@@ -1,0 +1,101 @@
+"""The command kvquotad."""
+
+import asyncio
+import grp
+import pwd
+import re
+import sys
+from pathlib import Path
+
+import click
+from kvquota.daemon import log
+from kvquota.daemon.daemon import run
+from kvquota.daemon.directory import default_runtime_dir, default_state_dir
+from kvquota.daemon.errors import StartError
+from kvquota.daemon.peer import Admission
+from kvquota.daemon.settings import Settings
+from kvquota.daemon.spec import INT64_MAX
+
+_SIZE = re.compile(r"([0-9]+)(?:([KMGT])(?:i?B)?)?", re.IGNORECASE)
+_FOLDER = click.Path(path_type=Path)
+_SHIFT = {None: 0, "K": 10, "M": 20, "G": 30, "T": 40}
+
+
+class _Size(click.ParamType[int]):
+    name = "size"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        match = _SIZE.fullmatch(str(value))
+        size = int(match[1]) << _SHIFT[match[2] and match[2].upper()] if match else 0
+        if not 0 < size <= INT64_MAX:
+            self.fail(f"{value!r}: expected bytes, or a number with K, M, G or T (binary)", param, ctx)
+        return size
+
+
+class _User(click.ParamType[int]):
+    name = "user"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        text = str(value)
+        try:
+            return int(text) if text.isdecimal() else pwd.getpwnam(text).pw_uid
+        except KeyError:
+            self.fail(f"there is no user {text!r}", param, ctx)
+
+
+class _Group(click.ParamType[int]):
+    name = "group"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        text = str(value)
+        try:
+            return int(text) if text.isdecimal() else grp.getgrnam(text).gr_gid
+        except KeyError:
+            self.fail(f"there is no group {text!r}", param, ctx)
+
+
+def _check_name(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", value):
+        raise click.BadParameter(f"{value!r}: expected 1 to 64 letters, digits and . _ -, no . _ - first")
+    return value
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--name", default="gpu0", callback=_check_name, help="One for each device.  [default: gpu0]")
+@click.option("--device", type=click.Choice(["host"]), required=True, help="host: CPU memory.")
+@click.option("--capacity", type=_Size(), required=True, help="What engines share; 8G is 8 * 2^30 bytes.")
+@click.option("--runtime-dir", type=_FOLDER, help="For the sockets.  [default: /run/kvquota/NAME]")
+@click.option("--state-dir", type=_FOLDER, help="For the specs.  [default: /var/lib/kvquota/NAME]")
+@click.option("--group", type=_Group(), help="The group that may use control.sock.")
+@click.option("--agent-user", type=_User(), multiple=True, help="A user whose engines may join.")
+@click.option("--agent-group", type=_Group(), multiple=True, help="A group whose engines may join.")
+def main(  # noqa: PLR0917
+    name: str,
+    device: str,
+    capacity: int,
+    runtime_dir: Path | None,
+    state_dir: Path | None,
+    group: int | None,
+    agent_user: tuple[int, ...],
+    agent_group: tuple[int, ...],
+) -> None:
+    """Hold the memory quotas of the engines on one device.
+
+    Engines of the daemon's own user and of root may always join.
+
+    Without root, the folders default to $XDG_RUNTIME_DIR/kvquota/NAME and $XDG_STATE_HOME/kvquota/NAME.
+    """
+    log.set_up()
+    try:
+        settings = Settings(
+            name=name,
+            device=device,
+            capacity_bytes=capacity,
+            runtime_dir=runtime_dir or default_runtime_dir(name),
+            state_dir=state_dir or default_state_dir(name),
+            control_gid=group,
+            admission=Admission(frozenset(agent_user), frozenset(agent_group)),
+        )
+        asyncio.run(run(settings))
+    except StartError as problem:
+        sys.exit(f"kvquotad: {problem}")
