@@ -1,4 +1,4 @@
-"""A daemon that does what a test says: it welcomes agents, gives them real segments, and remembers what they sent."""
+"""A daemon that does what a test says: it welcomes agents and gives them real segments."""
 
 import os
 import queue
@@ -53,7 +53,7 @@ class Connection:
     def wait(
         self, reached: Callable[[Observed], bool], step: Callable[[], object] = lambda: None
     ) -> Observed:
-        """Wait for the agent's rings until `reached`. `step`: what makes the engine go on, called in between."""
+        """Wait for the agent's rings until `reached`. `step`: what makes an engine go on meanwhile."""
         end = time.monotonic() + TIMEOUT
         while not reached(observed := self.read()):
             assert time.monotonic() < end, f"not reached in {TIMEOUT} s: {show(observed)}"
@@ -93,7 +93,7 @@ class FakeDaemon:
 
     def _run(self) -> None:
         while True:
-            ready, _, _ = select.select([self._stop, self._listener], [], [])
+            ready, _, _ = select.select([self._stop, self._listener.fileno()], [], [])
             if self._stop in ready:
                 return
             sock, _ = self._listener.accept()

@@ -5,7 +5,7 @@ from typing import Protocol
 
 
 class Engine(Protocol):
-    """A running engine with an agent. One that steps by itself (in other processes) does nothing in `step`."""
+    """A running engine with an agent. One that steps by itself, in other processes, ignores `step`."""
 
     def submit(self, prompt: Sequence[int], tokens: int) -> int:
         """Queue a request for exactly `tokens` greedy tokens; returns its number."""
