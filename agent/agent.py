@@ -206,7 +206,7 @@ class Agent:
 def _attach(rank: Rank, record_fd: int) -> None:
     try:
         rank.attach(record_fd)
-    except (OSError, DriverError) as error:
+    except (OSError, ValueError, DriverError) as error:
         _log.error("kvquota: %s does not take its memory from the device: %s", rank.name, error)
 
 

@@ -11,7 +11,7 @@ from kvquota.agent.fork import close_in_children
 from kvquota.agent.geometry import Geometry
 from kvquota.agent.local_rank import drain, rank_report
 from kvquota.agent.rank_link import LINK_VERSION, check_peer
-from kvquota.native import Arena, HostDriver, packet
+from kvquota.native import Arena, DriverError, HostDriver, packet
 
 _JOIN_S = 2.0
 
@@ -110,7 +110,7 @@ class RankServer:
             self._tell(leader)
         except BlockingIOError:
             self._full = True
-        except (OSError, packet.PacketError) as error:
+        except (OSError, ValueError, DriverError) as error:
             _log.warning("kvquota: hanging up on the leader: %s", error)
             self._hang_up()
 

@@ -1,0 +1,233 @@
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from kvquota.agent.settings import SettingError
+from kvquota.native import Desired
+from kvquota.native.status import Reason, Status
+
+from tests.agent.fake_daemon import Connection, FakeDaemon
+from tests.agent.rig import PAGE, AgentRig
+
+Make = Callable[..., AgentRig]
+
+
+def open_links() -> Counter[str]:
+    """This process's sockets, events and segments. (A driver's memory lives as long as the driver.)"""
+    kinds: Counter[str] = Counter()
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            kinds[os.readlink(f"/proc/self/fd/{fd}").split("[")[0].split("(")[0].rstrip(" :")] += 1
+    return Counter(
+        {kind: kinds[kind] for kind in kinds if not kind.startswith(("/proc", "/memfd:kvquota-g"))}
+    )
+
+
+def test_without_a_daemon_an_engine_runs_unlimited(rig: Make) -> None:
+    engine = rig()
+    engine.fill(12)
+    assert engine.agent.statistics().mapped_pages == 12
+    assert engine.agent.statistics().limit_bytes is None
+
+
+def test_without_a_daemon_the_default_limit_is_in_force_from_the_first_page_on(rig: Make) -> None:
+    engine = rig(default_limit=3 * PAGE, reserve=8)
+    engine.until(lambda: engine.adapter.allowed == 3)
+    assert engine.agent.statistics().target_pages == 3
+
+
+def test_a_limit_set_before_the_engine_is_in_force_from_the_first_page_on(
+    socket_path: Path, rig: Make
+) -> None:
+    def answer(connection: Connection) -> None:
+        connection.desired.write(Desired(revision=7, limit_bytes=2 * PAGE))
+        connection.welcome()
+
+    with FakeDaemon(socket_path, answer=answer) as daemon:
+        engine = rig(reserve=8)
+        connection = daemon.connection()
+        assert connection.hello == {
+            "kind": "hello",
+            "min_version": 1,
+            "max_version": 1,
+            "instance": "test",
+            "engine": "model 1",
+            "pid_reported": os.getpid(),
+            "base": None,
+            "revision": 0,
+            "limit_bytes": None,
+        }
+        engine.until(lambda: engine.adapter.allowed == 2)
+        assert connection.read().revision_decided == 7
+        engine.close()
+
+
+def test_an_idle_engine_shrinks_when_told_and_reports_it(daemon: FakeDaemon, rig: Make) -> None:
+    engine = rig()
+    connection = daemon.connection()
+    engine.fill(8)
+    memory = os.fstat(engine.driver.fileno())
+    assert memory.st_blocks * 512 == 8 * PAGE
+    connection.limit(3 * PAGE, 1)
+    assert engine.adapter.rung.wait(10)
+    observed = connection.wait(lambda seen: seen.revision_applied == 1, engine.turn)
+    assert os.fstat(engine.driver.fileno()).st_blocks * 512 == 3 * PAGE
+    assert (observed.mapped_pages, observed.evictable_pages, observed.retiring_pages) == (3, 3, 0)
+    assert observed.limit_bytes == 3 * PAGE
+    assert observed.decided_at_ns <= observed.applied_at_ns
+    assert connection.standing() == (Status.APPLIED, Reason.NONE)
+    assert not engine.needs_step()
+
+
+def test_nothing_makes_an_idle_engine_step_while_only_a_pin_is_awaited(daemon: FakeDaemon, rig: Make) -> None:
+    engine = rig()
+    connection = daemon.connection()
+    engine.fill(4)
+    pinned = list(engine.adapter.pages)
+    engine.adapter.become("pinned", *pinned)
+    connection.limit(0, 1)
+    connection.wait(lambda seen: seen.revision_decided == 1, engine.turn)
+    assert not engine.needs_step()
+    assert connection.standing() == (Status.DEFERRED, Reason.PINNED_BY_RUNNING_REQUESTS)
+    assert connection.read().draining_pages == 4
+    engine.adapter.become("empty", *pinned)
+    assert engine.needs_step()
+    connection.wait(lambda seen: seen.revision_applied == 1, engine.turn)
+    assert os.fstat(engine.driver.fileno()).st_blocks == 0
+
+
+def test_memory_of_the_device_is_taken_against_its_record(socket_path: Path, rig: Make) -> None:
+    with FakeDaemon(socket_path, capacity=5 * PAGE) as daemon:
+        engine = rig()
+        connection = daemon.connection()
+        engine.adapter.wants = 9
+        engine.step()
+        engine.until(lambda: engine.adapter.allowed == 5)
+        assert daemon.record.used_bytes == 5 * PAGE
+        assert connection.read().credits == 5
+        # Another process gives memory back: what waits is asked for again, with no limit changed.
+        engine.adapter.grow(5)
+        engine.step()
+        assert engine.agent.statistics().credits == 0
+        engine.close()
+
+
+def test_growth_for_a_running_request_is_had_within_the_wait(rig: Make) -> None:
+    engine = rig()
+    engine.agent.begin_step()
+    assert engine.agent.grow_now(3, timeout=5.0) == 3
+    grown = engine.adapter.grow(3)
+    command = engine.agent.end_step()
+    assert command is not None
+    assert command.maps == tuple(grown)
+    engine.rank.apply(command)
+
+
+@pytest.mark.parametrize("code", ["version", "not_allowed", "bad_hello", "too_many"])
+def test_a_daemon_that_refuses_ends_the_start_with_its_reason(
+    socket_path: Path, rig: Make, code: str
+) -> None:
+    with (
+        FakeDaemon(socket_path, answer=lambda connection: connection.refuse(code, "because")),
+        pytest.raises(SettingError, match=f"'test'.*{code}, because"),
+    ):
+        rig()
+
+
+def test_a_name_in_use_is_tried_again_and_then_names_the_variable(socket_path: Path, rig: Make) -> None:
+    answers: list[str] = []
+
+    def answer(connection: Connection) -> None:
+        answers.append(connection.hello["instance"])
+        connection.refuse("name_in_use", "pid 1 has it")
+
+    with (
+        FakeDaemon(socket_path, answer=answer),
+        pytest.raises(SettingError, match=r"KVQUOTA_INSTANCE.*pid 1"),
+    ):
+        rig()
+    assert len(answers) > 2
+
+
+def test_a_name_that_becomes_free_is_taken(socket_path: Path, rig: Make) -> None:
+    answers: list[str] = []
+
+    def answer(connection: Connection) -> None:
+        answers.append("")
+        if len(answers) < 3:
+            connection.refuse("name_in_use")
+        else:
+            connection.welcome()
+
+    with FakeDaemon(socket_path, answer=answer):
+        rig().close()
+    assert len(answers) == 3
+
+
+def _two_desired(connection: Connection) -> None:
+    fds = [connection.desired.fileno(), connection.desired.fileno(), connection.record.fileno()]
+    connection.welcome(fds=fds)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (lambda connection: connection.welcome(version=2), "version 2"),
+        (lambda connection: connection.welcome(device="tpu"), "tpu"),
+        (lambda connection: connection.welcome(boot_id=7), "boot_id"),
+        (lambda connection: connection.welcome(kind="hi"), "'hi'"),
+        (lambda connection: connection.welcome(fds=[]), "0 descriptors"),
+        (lambda connection: connection.welcome(fds=[connection.desired.fileno()]), "1 descriptors"),
+        (lambda connection: connection.sock.send(b"\xff"), "JSON"),
+        (_two_desired, "observed"),
+    ],
+)
+def test_an_answer_that_is_none_of_a_daemon_ends_the_start(
+    socket_path: Path, rig: Make, answer: Callable[[Connection], None], said: str
+) -> None:
+    before = open_links()
+    with FakeDaemon(socket_path, answer=answer), pytest.raises(SettingError) as caught:
+        rig()
+    assert said in str(caught.value)
+    assert "KVQUOTA_AGENT_SOCKET" in str(caught.value)
+    assert open_links() == before
+
+
+def test_a_daemon_that_says_nothing_does_not_keep_an_engine_from_starting(
+    socket_path: Path, rig: Make
+) -> None:
+    with FakeDaemon(socket_path, answer=lambda _: None):
+        engine = rig()
+        engine.fill(1)
+        engine.close()
+
+
+def test_a_path_too_long_for_a_socket_is_named(rig: Make, socket_path: Path) -> None:
+    with pytest.raises(SettingError, match="107 bytes"):
+        AgentRig(socket_path / ("x" * 120))
+
+
+def test_closing_twice_leaves_no_thread_and_no_descriptor(socket_path: Path) -> None:
+    before = open_links()
+    with FakeDaemon(socket_path) as daemon:
+        engine = AgentRig(socket_path, reserve=4)
+        connection = daemon.connection()
+        engine.close()
+        engine.agent.close()
+        assert connection.sock.recv(1) in (b"", b"!")
+    del engine
+    assert open_links() == before
+
+
+def test_the_agent_imports_nothing_that_an_engine_pins() -> None:
+    pinned = "grpc google.protobuf click cupy torch numpy"
+    code = f"import kvquota.agent, sys; print([m for m in {pinned!r}.split() if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
