@@ -17,6 +17,7 @@ from kvquota.native._native import (
     ObservedReader,
     ObservedWriter,
     OutOfMemoryError,
+    PageQueue,
     SegmentError,
 )
 
@@ -37,5 +38,6 @@ __all__ = [
     "ObservedReader",
     "ObservedWriter",
     "OutOfMemoryError",
+    "PageQueue",
     "SegmentError",
 ]

@@ -6,6 +6,7 @@
 namespace kvquota {
 
 void bind_memory(pybind11::module_& m);
+void bind_queue(pybind11::module_& m);
 void bind_segment(pybind11::module_& m);
 
 }  // namespace kvquota

@@ -1,7 +1,7 @@
 // The quota segments: what the daemon wants of a leader (`desired`), and what the leader did (`observed`).
 //
-// Each is a sealed memfd of 4096 bytes holding one record under a sequence lock. Any payload is legal to read: the
-// reader of `observed` must not trust a value in it.
+// Each is a sealed memfd of 4096 bytes holding one record under a sequence lock. Any payload is legal to
+// read: the reader of `observed` must not trust a value in it.
 #pragma once
 
 #include <atomic>
@@ -22,7 +22,8 @@ constexpr int64_t kHasLimit = 1;  // `limit_bytes` counts
 constexpr int64_t kHasCache = 2;  // `cache_bytes` counts (desired)
 constexpr int64_t kPreempt = 4;   // running requests may be preempted (desired)
 
-// The payloads are the wire format, word by word: append only, and raise kVersion when a word changes its meaning.
+// The payloads are the wire format, word by word: append only, and raise kVersion when a word changes its
+// meaning.
 struct Desired {
   int64_t flags = 0;
   int64_t revision = 0;

@@ -1,11 +1,10 @@
-#include "bind.h"
-
 #include <pybind11/stl.h>
 
 #include <cerrno>
 #include <optional>
 #include <system_error>
 
+#include "bind.h"
 #include "segment.h"
 
 namespace py = pybind11;
@@ -15,10 +14,11 @@ namespace {
 
 using Amount = std::optional<int64_t>;
 
-template <typename Payload, int64_t Flag, int64_t Payload::*Field>
+template <typename Payload, int64_t Flag, int64_t Payload::* Field>
 void optional_field(py::class_<Payload>& cls, const char* name) {
   cls.def_property(
-      name, [](const Payload& payload) { return (payload.flags & Flag) != 0 ? Amount(payload.*Field) : Amount(); },
+      name,
+      [](const Payload& payload) { return (payload.flags & Flag) != 0 ? Amount(payload.*Field) : Amount(); },
       [](Payload& payload, Amount amount) {
         payload.*Field = amount.value_or(0);
         payload.flags = amount ? payload.flags | Flag : payload.flags & ~Flag;
@@ -39,15 +39,16 @@ void bind_segment(py::module_& m) {
   });
 
   py::class_<Desired> desired(m, "Desired");
-  desired.def(py::init([](int64_t revision, Amount limit, int64_t guarantee, int64_t headroom, Amount cache,
-                          bool preempt, int64_t reclaim_sequence, int64_t reclaim_bytes) {
-                const int64_t flags = (limit ? kHasLimit : 0) | (cache ? kHasCache : 0) | (preempt ? kPreempt : 0);
-                return Desired{flags,    revision,          limit.value_or(0), guarantee,
-                               headroom, cache.value_or(0), reclaim_sequence,  reclaim_bytes};
-              }),
-              py::kw_only(), py::arg("revision") = 0, py::arg("limit_bytes") = py::none(),
-              py::arg("guarantee_bytes") = 0, py::arg("headroom_bytes") = 0, py::arg("cache_bytes") = py::none(),
-              py::arg("preempt") = false, py::arg("reclaim_sequence") = 0, py::arg("reclaim_bytes") = 0);
+  desired.def(
+      py::init([](int64_t revision, Amount limit, int64_t guarantee, int64_t headroom, Amount cache,
+                  bool preempt, int64_t reclaim_sequence, int64_t reclaim_bytes) {
+        const int64_t flags = (limit ? kHasLimit : 0) | (cache ? kHasCache : 0) | (preempt ? kPreempt : 0);
+        return Desired{flags,    revision,          limit.value_or(0), guarantee,
+                       headroom, cache.value_or(0), reclaim_sequence,  reclaim_bytes};
+      }),
+      py::kw_only(), py::arg("revision") = 0, py::arg("limit_bytes") = py::none(),
+      py::arg("guarantee_bytes") = 0, py::arg("headroom_bytes") = 0, py::arg("cache_bytes") = py::none(),
+      py::arg("preempt") = false, py::arg("reclaim_sequence") = 0, py::arg("reclaim_bytes") = 0);
   desired.def_readwrite("revision", &Desired::revision)
       .def_readwrite("guarantee_bytes", &Desired::guarantee_bytes)
       .def_readwrite("headroom_bytes", &Desired::headroom_bytes)

@@ -25,7 +25,9 @@ constexpr int kTries = 8;
 constexpr int kDesiredSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
 constexpr int kObservedSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
-[[noreturn]] void throw_errno(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
+[[noreturn]] void throw_errno(const char* what) {
+  throw std::system_error(errno, std::generic_category(), what);
+}
 
 Segment* map(int fd, int protection) {
   void* address = mmap(nullptr, kSize, protection, MAP_SHARED, fd, 0);
@@ -33,7 +35,8 @@ Segment* map(int fd, int protection) {
   return static_cast<Segment*>(address);
 }
 
-// Makes the memfd with its header; a write() rather than a mapping, since `observed` is never mapped writable here.
+// Makes the memfd with its header; a write() rather than a mapping, since `observed` is never mapped writable
+// here.
 Memfd create(const char* name, uint64_t magic) {
   Memfd fd(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (fd.get() < 0) throw_errno("memfd_create");
@@ -49,13 +52,17 @@ void seal(int fd, int seals) {
   if (fcntl(fd, F_ADD_SEALS, seals) != 0) throw_errno("fcntl(F_ADD_SEALS) on a quota segment");
 }
 
-// Checks the seals before anything else: without them the size, and so every load, is at the other side's mercy.
+// Checks the seals before anything else: without them the size, and so every load, is at the other side's
+// mercy.
 Mapping open(int fd, const char* name, uint64_t magic, int seals, int protection) {
-  const std::string subject = std::string("descriptor ") + std::to_string(fd) + " is no " + name + " segment: ";
+  const std::string subject =
+      std::string("descriptor ") + std::to_string(fd) + " is no " + name + " segment: ";
   const int found = fcntl(fd, F_GET_SEALS);
-  if (found < 0) throw SegmentError(subject + "it has no seals (" + std::strerror(errno) + "), expected a memfd");
+  if (found < 0)
+    throw SegmentError(subject + "it has no seals (" + std::strerror(errno) + "), expected a memfd");
   if ((found & seals) != seals) {
-    throw SegmentError(subject + "its seals are " + std::to_string(found) + ", expected " + std::to_string(seals));
+    throw SegmentError(subject + "its seals are " + std::to_string(found) + ", expected " +
+                       std::to_string(seals));
   }
   if ((protection & PROT_WRITE) != 0 && (found & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)) != 0) {
     throw SegmentError(subject + "it is sealed against writing (seals " + std::to_string(found) + ")");
@@ -63,24 +70,27 @@ Mapping open(int fd, const char* name, uint64_t magic, int seals, int protection
   struct stat status = {};
   if (fstat(fd, &status) != 0) throw_errno("fstat of a quota segment");
   if (status.st_size != kSize) {
-    throw SegmentError(subject + "its size is " + std::to_string(status.st_size) + ", expected " + std::to_string(kSize));
+    throw SegmentError(subject + "its size is " + std::to_string(status.st_size) + ", expected " +
+                       std::to_string(kSize));
   }
   Mapping mapping(map(fd, protection));
   const Segment::Header header = (*mapping).header;
   if (header.magic != magic) {
-    throw SegmentError(subject + "its magic is " + std::to_string(header.magic) + ", expected " + std::to_string(magic));
+    throw SegmentError(subject + "its magic is " + std::to_string(header.magic) + ", expected " +
+                       std::to_string(magic));
   }
   if (header.version != kVersion || header.size != kSize) {
-    throw SegmentError(subject + "its version is " + std::to_string(header.version) + " and its declared size " +
-                       std::to_string(header.size) + ", expected " + std::to_string(kVersion) + " and " +
-                       std::to_string(kSize) + ": run the same kvquota on both sides");
+    throw SegmentError(subject + "its version is " + std::to_string(header.version) +
+                       " and its declared size " + std::to_string(header.size) + ", expected " +
+                       std::to_string(kVersion) + " and " + std::to_string(kSize) +
+                       ": run the same kvquota on both sides");
   }
   return mapping;
 }
 
-// The sequence lock needs no fence: each payload word is stored with release after the odd sequence and loaded with
-// acquire, so a reader that sees any new word also sees the sequence that announced it. (ThreadSanitizer does not
-// know fences, and a plain store costs the same on x86.)
+// The sequence lock needs no fence: each payload word is stored with release after the odd sequence and
+// loaded with acquire, so a reader that sees any new word also sees the sequence that announced it.
+// (ThreadSanitizer does not know fences, and a plain store costs the same on x86.)
 template <typename Write>
 void locked(Segment& segment, Write write) {
   const int64_t odd = segment.sequence.load(std::memory_order_relaxed) | 1;
@@ -107,10 +117,12 @@ template <typename Payload>
 bool load(const Segment& segment, Payload& payload, int64_t& seen) {
   std::array<int64_t, kWords<Payload>> words;
   for (int i = 0; i < kTries; ++i) {
-    // `seen` stays at the last sequence tried: where that was torn the segment has moved on, so `changed` stays true.
+    // `seen` stays at the last sequence tried: where that was torn the segment has moved on, so `changed`
+    // stays true.
     seen = segment.sequence.load(std::memory_order_acquire);
     if ((seen & 1) != 0) continue;
-    for (std::size_t w = 0; w < words.size(); ++w) words[w] = segment.words[w].load(std::memory_order_acquire);
+    for (std::size_t w = 0; w < words.size(); ++w)
+      words[w] = segment.words[w].load(std::memory_order_acquire);
     if (segment.sequence.load(std::memory_order_relaxed) != seen) continue;
     std::memcpy(static_cast<void*>(&payload), words.data(), sizeof payload);
     return true;
@@ -152,7 +164,8 @@ void DesiredWriter::close() {
   fd_.close();
 }
 
-DesiredReader::DesiredReader(int fd) : mapping_(open(fd, "desired", kDesiredMagic, kDesiredSeals, PROT_READ)) {}
+DesiredReader::DesiredReader(int fd)
+    : mapping_(open(fd, "desired", kDesiredMagic, kDesiredSeals, PROT_READ)) {}
 
 std::pair<Desired, bool> DesiredReader::read() {
   const bool fresh = load(*mapping_, snapshot_, seen_);
