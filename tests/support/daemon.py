@@ -71,7 +71,7 @@ class DaemonProcess:
 
     def command(self) -> list[str]:
         where = ["--runtime-dir", str(self.runtime_dir), "--state-dir", str(self.state_dir)]
-        program = [sys.executable, "-c", "from kvquota.daemon.cli import main; main()"]
+        program = [str(Path(sys.executable).with_name("kvquotad"))]
         return [
             *program,
             "--name",
