@@ -43,5 +43,8 @@ test-long: setup setup-vllm lint ## everything at full length
 	$(PYTEST) -m "not vllm"
 	$(VLLM)/bin/python -m pytest -m vllm
 
+bench-step: setup ## what a step with nothing to do costs
+	$(BIN)/python -m tests.bench.step
+
 clean: ## remove environments and build outputs
 	rm -rf $(VENV) $(VLLM) build dist

@@ -1,7 +1,7 @@
 """A rank in a process of its own: `python -m tests.agent.rank_process ADDRESS PAGES`.
 
-Commands come as JSON lines `[seq, maps, unmaps]` on standard input, and each is answered by a line once it was
-applied. It ends with its standard input.
+Commands come as JSON lines `[seq, maps, unmaps]` on standard input, and each is answered by its seq once it
+was applied. It ends with its standard input.
 """
 
 import json

@@ -205,14 +205,6 @@ def test_a_rank_that_talks_nonsense_is_lost_with_the_cause(said: bytes) -> None:
         address = f"\0kvquota-test/{uuid.uuid4()}"
         listener.bind(address)
         listener.listen()
-        hello = {
-            "kind": "hello",
-            "version": 1,
-            "unit": PAGE,
-            "span": PAGE,
-            "blocks": PAGES,
-            "page_bytes": PAGE,
-        }
         rank, peer = _greeted(listener, address, HELLO)
         with peer:
             peer.send(packet.encode(REPORT))
@@ -238,14 +230,6 @@ def test_a_rank_that_does_not_fit_is_named(change: dict[str, object], said: str)
         address = f"\0kvquota-test/{uuid.uuid4()}"
         listener.bind(address)
         listener.listen()
-        hello = {
-            "kind": "hello",
-            "version": 1,
-            "unit": PAGE,
-            "span": PAGE,
-            "blocks": PAGES,
-            "page_bytes": PAGE,
-        }
         with pytest.raises(RankLinkError) as caught:
             _greeted(listener, address, {**HELLO, **change})
         assert said in str(caught.value)
