@@ -54,15 +54,16 @@ def to_json(value: dict[str, Any] | list[dict[str, Any]], indent: int | None = 2
 
 def line(instance: Instance) -> str:
     """The instance in one line: what was asked for and how far it is."""
-    asked = f"limit {_limit(instance)}, revision {instance.revision}"
-    return f"{_plain(instance.name)}: {asked}: {_standing(instance)}"
+    mapped = f", mapped {format_size(instance.mapped_bytes)}" if instance.connected else ""
+    sizes = f"limit {_limit(instance)}{mapped}"
+    return f"{_plain(instance.name)}: {sizes}, revision {instance.revision}: {_standing(instance)}"
 
 
 def change(instance: Instance) -> str:
     """A line of `watch`: how far the instance is, and where its memory is."""
     if not instance.connected:
         return line(instance)
-    parts = ", ".join(f"{part} {format_size(getattr(instance, f'{part}_bytes'))}" for part in _PARTS)
+    parts = ", ".join(f"{part} {format_size(getattr(instance, f'{part}_bytes'))}" for part in _PARTS[1:])
     return f"{line(instance)}; {parts}"
 
 

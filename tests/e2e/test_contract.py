@@ -156,7 +156,10 @@ def test_a_wait_ends_when_the_engine_has_settled(daemon_process: DaemonProcess, 
             late = operator.fail(5, "limit", "a", str(PAGE), "--revision", "1", "--wait", "--timeout", "0.1")
             assert "deferred, pinned_by_running_requests" in late
             agent.publish(mapped_pages=1, pinned_pages=1, evictable_pages=0, warm_pages=0)
-            assert process.communicate(timeout=60) == ("a: limit 2 MiB, revision 1: applied\n", "")
+            assert process.communicate(timeout=60) == (
+                "a: limit 2 MiB, mapped 2 MiB, revision 1: applied\n",
+                "",
+            )
             assert process.returncode == 0
     finally:
         agent.close()

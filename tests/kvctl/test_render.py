@@ -135,14 +135,14 @@ def test_a_status_of_a_newer_daemon_shows_its_number() -> None:
 
 
 def test_lines_and_cards() -> None:
-    busy = "llama-70b/dp1: limit 1.5 GiB, revision 12: deferred, pinned_by_running_requests"
+    busy = "llama-70b/dp1: limit 1.5 GiB, mapped 5 GiB, revision 12: deferred, pinned_by_running_requests"
     assert render.line(BUSY) == busy
     assert render.outcome(BUSY) == f"{busy} (3 pages hold running requests)"
-    assert render.change(BUSY) == f"{busy}; mapped 5 GiB, pinned 1 GiB, evictable 117.74 MiB, warm 0"
+    assert render.change(BUSY) == f"{busy}; pinned 1 GiB, evictable 117.74 MiB, warm 0"
     assert render.change(ABSENT) == render.outcome(ABSENT) == render.line(ABSENT)
     assert render.line(ABSENT) == "b: limit none, revision 0: unavailable, not_connected, settled"
-    assert render.line(ZERO) == "a: limit 0, revision 3: applied"
-    assert render.change(ZERO) == "a: limit 0, revision 3: applied; mapped 0, pinned 0, evictable 0, warm 0"
+    assert render.line(ZERO) == "a: limit 0, mapped 0, revision 3: applied"
+    assert render.change(ZERO) == "a: limit 0, mapped 0, revision 3: applied; pinned 0, evictable 0, warm 0"
     assert (
         render.card(BUSY)
         == """\
