@@ -16,59 +16,60 @@ from kvquota.daemon.peer import Admission
 from kvquota.daemon.settings import Settings
 from kvquota.daemon.spec import INT64_MAX
 
-_SIZE = re.compile(r"([0-9]+)(?:([KMGT])(?:i?B)?)?", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]+)(?:([KMGT])(?:i?B)?)?", re.IGNORECASE | re.ASCII)
 _FOLDER = click.Path(path_type=Path)
 _SHIFT = {None: 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
-class _Size(click.ParamType[int]):
-    name = "size"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        match = _SIZE.fullmatch(str(value))
-        size = int(match[1]) << _SHIFT[match[2] and match[2].upper()] if match else 0
-        if not 0 < size <= INT64_MAX:
-            self.fail(f"{value!r}: expected bytes, or a number with K, M, G or T (binary)", param, ctx)
-        return size
-
-
-class _User(click.ParamType[int]):
-    name = "user"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        text = str(value)
-        try:
-            return int(text) if text.isdecimal() else pwd.getpwnam(text).pw_uid
-        except KeyError:
-            self.fail(f"there is no user {text!r}", param, ctx)
-
-
-class _Group(click.ParamType[int]):
-    name = "group"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        text = str(value)
-        try:
-            return int(text) if text.isdecimal() else grp.getgrnam(text).gr_gid
-        except KeyError:
-            self.fail(f"there is no group {text!r}", param, ctx)
-
-
-def _check_name(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
+def _name(_context: click.Context, _option: click.Parameter, value: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", value):
         raise click.BadParameter(f"{value!r}: expected 1 to 64 letters, digits and . _ -, no . _ - first")
     return value
 
 
+def _size(_context: click.Context, _option: click.Parameter, value: str) -> int:
+    match = _SIZE.fullmatch(value)
+    size = int(match[1]) << _SHIFT[match[2] and match[2].upper()] if match else 0
+    if not 0 < size <= INT64_MAX:
+        raise click.BadParameter(f"{value!r}: expected bytes, or a number with K, M, G or T (binary)")
+    return size
+
+
+def _group(_context: click.Context, _option: click.Parameter, value: str | None) -> int | None:
+    return None if value is None else _gid(value)
+
+
+def _users(_context: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> frozenset[int]:
+    return frozenset(map(_uid, values))
+
+
+def _groups(_context: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> frozenset[int]:
+    return frozenset(map(_gid, values))
+
+
+def _uid(value: str) -> int:
+    try:
+        return int(value) if value.isdecimal() else pwd.getpwnam(value).pw_uid
+    except KeyError:
+        raise click.BadParameter(f"there is no user {value!r}") from None
+
+
+def _gid(value: str) -> int:
+    try:
+        return int(value) if value.isdecimal() else grp.getgrnam(value).gr_gid
+    except KeyError:
+        raise click.BadParameter(f"there is no group {value!r}") from None
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--name", default="gpu0", callback=_check_name, help="One for each device.  [default: gpu0]")
+@click.option("--name", default="gpu0", callback=_name, help="One for each device.  [default: gpu0]")
 @click.option("--device", type=click.Choice(["host"]), required=True, help="host: CPU memory.")
-@click.option("--capacity", type=_Size(), required=True, help="What engines share; 8G is 8 * 2^30 bytes.")
+@click.option("--capacity", required=True, callback=_size, help="What engines share; 8G is 8 * 2^30 bytes.")
 @click.option("--runtime-dir", type=_FOLDER, help="For the sockets.  [default: /run/kvquota/NAME]")
 @click.option("--state-dir", type=_FOLDER, help="For the specs.  [default: /var/lib/kvquota/NAME]")
-@click.option("--group", type=_Group(), help="The group that may use control.sock.")
-@click.option("--agent-user", type=_User(), multiple=True, help="A user whose engines may join.")
-@click.option("--agent-group", type=_Group(), multiple=True, help="A group whose engines may join.")
+@click.option("--group", callback=_group, help="The group that may use control.sock.")
+@click.option("--agent-user", multiple=True, callback=_users, help="A user whose engines may join.")
+@click.option("--agent-group", multiple=True, callback=_groups, help="A group whose engines may join.")
 def main(  # noqa: PLR0917
     name: str,
     device: str,
@@ -76,8 +77,8 @@ def main(  # noqa: PLR0917
     runtime_dir: Path | None,
     state_dir: Path | None,
     group: int | None,
-    agent_user: tuple[int, ...],
-    agent_group: tuple[int, ...],
+    agent_user: frozenset[int],
+    agent_group: frozenset[int],
 ) -> None:
     """Hold the memory quotas of the engines on one device.
 
@@ -94,7 +95,7 @@ def main(  # noqa: PLR0917
             runtime_dir=runtime_dir or default_runtime_dir(name),
             state_dir=state_dir or default_state_dir(name),
             control_gid=group,
-            admission=Admission(frozenset(agent_user), frozenset(agent_group)),
+            admission=Admission(agent_user, agent_group),
         )
         asyncio.run(run(settings))
     except StartError as problem:

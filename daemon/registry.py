@@ -58,6 +58,7 @@ class Registry:
         self._device = device
         self._instances = {name: _Instance(spec) for name, spec in store.load().items()}
         self._subscriptions: set[Subscription] = set()
+        self._stopping = False
         # Changes of specs go one by one: an fsync takes long, and the loop serves others meanwhile.
         self._changing = asyncio.Lock()
 
@@ -125,6 +126,8 @@ class Registry:
     def subscribe(self, names: frozenset[str] | None) -> Iterator[Subscription]:
         """Changes from here on, of `names` or of all."""
         subscription = Subscription(names)
+        if self._stopping:
+            subscription.stop()
         self._subscriptions.add(subscription)
         try:
             yield subscription
@@ -132,7 +135,8 @@ class Registry:
             self._subscriptions.discard(subscription)
 
     def stop_waiting(self) -> None:
-        """End every wait and watch: the daemon stops."""
+        """End every wait and watch, those to come too: the daemon stops."""
+        self._stopping = True
         for subscription in self._subscriptions:
             subscription.stop()
 

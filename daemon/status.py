@@ -39,7 +39,7 @@ _DETAIL = {
 
 @dataclass(frozen=True)
 class Report:
-    """What a leader says. `fresh`: read now, no last good copy. `answered`: no ring is overdue."""
+    """What a leader says. `pid`: 0 if not visible. `fresh`: read just now. `answered`: no ring is overdue."""
 
     pid: int
     observed: Observed
@@ -61,7 +61,8 @@ def view(spec: Spec, engine: str, report: Report | None) -> pb.Instance:
     if report is None:
         _judge(instance, Status.UNAVAILABLE, Reason.NOT_CONNECTED)
         return instance
-    instance.pid = report.pid
+    if report.pid:
+        instance.pid = report.pid
     books = _Books(report.observed, spec.revision)
     books.fill(instance)
     instance.stale = not report.fresh

@@ -3,13 +3,12 @@
 import fcntl
 import mmap
 import os
+import re
 import select
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,8 @@ from kvquota.v1 import quota_pb2 as pb
 from tests.support.daemon import PAGE, TIMEOUT, DaemonProcess, FakeAgent, until
 
 
-@contextmanager
-def connected(daemon: DaemonProcess) -> Iterator[FakeAgent]:
-    agent = FakeAgent(daemon.agent_socket)
-    try:
-        yield agent
-    finally:
-        agent.close()
+def connected(daemon: DaemonProcess) -> FakeAgent:
+    return FakeAgent(daemon.agent_socket)
 
 
 def serves_others(daemon: DaemonProcess) -> None:
@@ -130,17 +124,17 @@ HELLO = (
     ],
 )
 def test_what_is_no_hello_is_refused_with_a_reason(
-    daemon_process: DaemonProcess, packet: bytes, code: str
+    shared_daemon: DaemonProcess, packet: bytes, code: str
 ) -> None:
-    with connected(daemon_process) as agent:
+    with connected(shared_daemon) as agent:
         agent.say(packet)
         answer = agent.hear()
         assert answer is not None
         assert (answer["kind"], answer["code"]) == ("refused", code)
         assert answer["message"]
         assert agent.hear() is None
-    assert f"code={code}" in daemon_process.log
-    serves_others(daemon_process)
+    assert re.search(rf"refused pid={os.getpid()} .*code={code} ", shared_daemon.log)
+    serves_others(shared_daemon)
 
 
 def test_a_descriptor_with_the_hello_is_refused(daemon_process: DaemonProcess) -> None:

@@ -66,12 +66,12 @@ def test_a_name_never_seen_is_refused_with_its_near_matches(daemon_process: Daem
     ],
 )
 def test_bad_requests_change_nothing(
-    daemon_process: DaemonProcess, fields: dict[str, Any], words: list[str]
+    shared_daemon: DaemonProcess, fields: dict[str, Any], words: list[str]
 ) -> None:
-    before = daemon_process.set("a", 5, create=True).instance
+    before = shared_daemon.set("a", 5, create=True).instance
     with refused(grpc.StatusCode.INVALID_ARGUMENT, *words):
-        daemon_process.set(**({"name": "a", "limit": fields.pop("limit_bytes", 6), "create": True} | fields))
-    assert daemon_process.get("a") == before
+        shared_daemon.set(**({"name": "a", "limit": fields.pop("limit_bytes", 6), "create": True} | fields))
+    assert shared_daemon.get("a") == before
 
 
 def test_revisions_are_in_one_order(daemon_process: DaemonProcess) -> None:

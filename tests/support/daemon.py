@@ -135,6 +135,12 @@ class FakeAgent:
         self.reader: DesiredReader | None = None
         self.writer: ObservedWriter | None = None
 
+    def __enter__(self) -> "FakeAgent":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def say(self, message: dict[str, object] | bytes) -> None:
         self.sock.send(message if isinstance(message, bytes) else json.dumps(message).encode())
 
