@@ -127,8 +127,7 @@ class Arena:
     """Page p backs `strides[t]` bytes at offset `offsets[t] + p * strides[t]` of every tensor t.
 
     It is mapped whole or not at all. Bad arguments, and every call on a closed arena, raise ValueError and
-    change
-    nothing.
+    change nothing.
     """
 
     def __init__(self, driver: Driver, strides: Sequence[int], pages: int) -> None: ...
@@ -152,7 +151,8 @@ class Arena:
     def apply(self, seq: int, maps: Sequence[int], unmaps: Sequence[int]) -> None:
         """Map now, and unmap behind the work submitted so far.
 
-        A DriverError names the page: nothing of the command was done, and it may be applied again.
+        A DriverError names the page: nothing of the command was done, and it may be applied again. Where even
+        the undoing failed, a page is quarantined: `faults` has it, and it counts as mapped.
         """
     def wait_credits(self, count: int, timeout: float) -> int:
         """Return `created` once it is `count`, nothing more is to come, or `timeout` seconds passed."""

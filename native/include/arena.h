@@ -63,7 +63,8 @@ class Arena final : public ForkAware {
 
   // Both cumulative: a lower number than before is an old message and changes nothing.
   void ask(uint64_t asked, uint64_t dropped);
-  // Maps now, and unmaps behind the work submitted so far. On an exception nothing of the command was done.
+  // Maps now, and unmaps behind the work submitted so far. On an exception nothing of the command was done, but that
+  // pages which could not even be unmapped again are quarantined.
   void apply(uint64_t seq, const std::vector<uint64_t>& maps, const std::vector<uint64_t>& unmaps);
   // Returns what was created so far, once that is `count` or nothing more is to come.
   uint64_t wait_credits(uint64_t count, std::chrono::nanoseconds timeout);
@@ -113,7 +114,7 @@ class Arena final : public ForkAware {
   std::vector<PageError> retire(Job& job);
 
   void fill(PageSet& pages);
-  void undo(uint64_t seq, PageSet& pages, const std::vector<uint64_t>& unmaps, const DriverError& error);
+  void undo(PageSet& pages, const std::vector<uint64_t>& unmaps);
   std::optional<DriverError> give_all_back();
 
   PageMapper mapper_;

@@ -45,8 +45,8 @@ class PageMapper {
   void create(PageMemory& memory);
   // On an exception `memory` has what is still to be released.
   void release(PageMemory& memory);
-  // On an exception (which names the page) nothing is mapped, but for pages that could not be unmapped again.
-  void map(PageSet& pages);
+  // On an exception (which names the page) nothing is mapped, but for pages that could not be unmapped again: `stuck`.
+  void map(PageSet& pages, std::vector<PageError>& stuck);
   // Unmaps all it can, neighbouring pages in one call, and returns the pages that still are mapped, and why.
   std::vector<PageError> unmap(PageSet& pages);
   // Gives the addresses back.

@@ -164,17 +164,22 @@ void Arena::apply(uint64_t seq, const std::vector<uint64_t>& maps, const std::ve
   lock.unlock();
 
   Driver::Event fence = 0;
+  std::vector<PageError> stuck;
   try {
     if (!unmaps.empty()) PageMapper::insist([&] { fence = driver().event_record(); });
     try {
       fill(incoming);
-      mapper_.map(incoming);
+      mapper_.map(incoming, stuck);
     } catch (const DriverError&) {
       if (!unmaps.empty()) driver().event_destroy(fence);
       throw;
     }
   } catch (const DriverError& error) {
-    undo(seq, incoming, unmaps, error);
+    lock.lock();
+    undo(incoming, unmaps);
+    add_fault(seq, error.page ? static_cast<int64_t>(*error.page) : Fault::kNoPage, error);
+    for (const PageError& failed : stuck) add_fault(seq, static_cast<int64_t>(failed.page), failed.error);
+    ring();
     throw;
   }
 
@@ -195,10 +200,11 @@ void Arena::apply(uint64_t seq, const std::vector<uint64_t>& maps, const std::ve
   ring();
 }
 
-void Arena::undo(uint64_t seq, PageSet& pages, const std::vector<uint64_t>& unmaps, const DriverError& error) {
-  const Lock lock(mutex_);
+// Puts everything back as it was before the command.
+void Arena::undo(PageSet& pages, const std::vector<uint64_t>& unmaps) {
   for (auto& [page, memory] : pages) {
     if (memory.is_mapped()) {
+      ++books_.mapped;
       quarantine(page, std::move(memory));
       continue;
     }
@@ -210,10 +216,8 @@ void Arena::undo(uint64_t seq, PageSet& pages, const std::vector<uint64_t>& unma
     }
   }
   for (const uint64_t page : unmaps) states_[page] = State::kMapped;
-  add_fault(seq, error.page ? static_cast<int64_t>(*error.page) : Fault::kNoPage, error);
   --applying_;
   worker_->wanted.notify_one();
-  ring();
 }
 
 uint64_t Arena::wait_credits(uint64_t count, std::chrono::nanoseconds timeout) {

@@ -79,7 +79,7 @@ void PageMapper::map_run(size_t tensor, const Run& run, PageSet& pages) {
   }
 }
 
-void PageMapper::map(PageSet& pages) {
+void PageMapper::map(PageSet& pages, std::vector<PageError>& stuck) {
   std::vector<uint64_t> indices;
   for (const auto& [page, memory] : pages) indices.push_back(page);
   const std::vector<Run> all = runs(indices);
@@ -88,7 +88,7 @@ void PageMapper::map(PageSet& pages) {
       for (const Run& run : all) map_run(tensor, run, pages);
     }
   } catch (const DriverError&) {
-    unmap(pages);
+    stuck = unmap(pages);
     throw;
   }
 }

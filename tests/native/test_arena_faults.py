@@ -1,0 +1,213 @@
+"""A driver call that fails, at every position: the books stay exact, and one error never fails the arena."""
+
+from collections.abc import Iterator
+
+import pytest
+from kvquota.native import Arena, DriverError, FaultDriver, HostDriver
+
+from tests.native.arenas import GRANULE, TIMEOUT, ask, done, taken, two_tensors, wait_for
+
+PAGE = 3 * GRANULE
+
+
+@pytest.fixture
+def host() -> HostDriver:
+    return HostDriver(fill=0xFF)
+
+
+@pytest.fixture
+def driver(host: HostDriver) -> FaultDriver:
+    return FaultDriver(host)
+
+
+@pytest.fixture
+def arena(driver: FaultDriver, host: HostDriver) -> Iterator[Arena]:
+    arena = two_tensors(driver)
+    yield arena
+    arena.close()
+    assert taken(host) == 0
+
+
+def test_neighbours_are_mapped_and_unmapped_in_runs(arena: Arena, driver: FaultDriver) -> None:
+    ask(arena, 4)
+    arena.apply(1, [6, 1, 2, 3], [])
+    assert (driver.calls("mem_map"), driver.calls("mem_set_access")) == (8, 4)
+    arena.apply(2, [], [3, 2, 1])
+    done(arena, 2)
+    assert driver.calls("mem_unmap") == 2
+
+
+@pytest.mark.parametrize(
+    ("operation", "nth", "page"),
+    [("mem_map", nth, page) for nth, page in enumerate([1, 2, 6, 1, 2, 6], 1)]
+    + [("mem_set_access", nth, page) for nth, page in enumerate([1, 6, 1, 6], 1)],
+)
+def test_a_map_that_fails_anywhere_is_undone(
+    arena: Arena, driver: FaultDriver, host: HostDriver, operation: str, nth: int, page: int
+) -> None:
+    ask(arena, 4)
+    arena.apply(1, [0], [])
+    driver.fail(operation, nth=nth, times=3, code=999, name="CUDA_ERROR_UNKNOWN")
+    message = f"{operation} failed with CUDA_ERROR_UNKNOWN.*page {page}"
+    with pytest.raises(DriverError, match=message) as caught:
+        arena.apply(2, [6, 2, 1], [0])
+    error = caught.value
+    assert (error.operation, error.code, error.page) == (operation, 999, page)
+    report = arena.report()
+    assert (report.done, report.mapped, report.unmapped, report.created) == (1, 1, 0, 4)
+    assert (report.held_bytes, taken(host)) == (4 * PAGE, 4 * PAGE)
+    assert [(fault.seq, fault.page, fault.operation) for fault in report.faults] == [(2, page, operation)]
+
+    arena.apply(2, [6, 2, 1], [0])
+    report = done(arena, 2)
+    assert (report.mapped, report.unmapped, report.held_bytes) == (4, 1, 3 * PAGE)
+
+
+@pytest.mark.parametrize("operation", ["mem_map", "mem_set_access"])
+def test_a_map_is_tried_three_times(arena: Arena, driver: FaultDriver, operation: str) -> None:
+    ask(arena, 1)
+    driver.fail(operation, nth=2, times=2)
+    arena.apply(1, [4], [])
+    assert (arena.report().mapped, arena.report().faults) == (1, [])
+
+
+def test_a_map_that_can_not_be_undone_is_quarantined(arena: Arena, driver: FaultDriver) -> None:
+    ask(arena, 2)
+    driver.fail("mem_map", nth=4, times=3)
+    driver.fail("mem_unmap", nth=2, times=3)
+    with pytest.raises(DriverError, match=r"mem_map.*page 8"):
+        arena.apply(1, [3, 8], [])
+    report = arena.report()
+    faults = {(fault.page, fault.operation) for fault in report.faults}
+    assert faults == {(8, "mem_map"), (8, "mem_unmap")}
+    assert (report.created - report.mapped - report.dropped, report.held_bytes) == (1, 2 * PAGE)
+    with pytest.raises(ValueError, match="page 8 can't be mapped"):
+        arena.apply(1, [8], [])
+    arena.apply(1, [3], [])
+
+
+def test_one_unmap_error_quarantines_its_page_alone(
+    arena: Arena, driver: FaultDriver, host: HostDriver
+) -> None:
+    ask(arena, 3)
+    arena.apply(1, [0, 1, 2], [])
+    # The run, then page 0, then page 1 three times.
+    driver.fail("mem_unmap", nth=1)
+    driver.fail("mem_unmap", nth=3, times=3)
+    arena.apply(2, [], [0, 1, 2])
+    report = done(arena, 2)
+    assert [(fault.seq, fault.page, fault.operation) for fault in report.faults] == [(2, 1, "mem_unmap")]
+    assert (report.unmapped, report.held_bytes) == (2, PAGE)
+    assert taken(host) == PAGE
+    ask(arena, 5)
+    arena.apply(3, [0, 2], [])
+    with pytest.raises(ValueError, match="page 1 can't be mapped"):
+        arena.apply(4, [1], [])
+    with pytest.raises(ValueError, match="page 1 can't be unmapped"):
+        arena.apply(4, [], [1])
+
+
+def test_an_unmap_is_tried_three_times(arena: Arena, driver: FaultDriver) -> None:
+    ask(arena, 1)
+    arena.apply(1, [0], [])
+    driver.fail("mem_unmap", times=2)
+    arena.apply(2, [], [0])
+    report = done(arena, 2)
+    assert (report.unmapped, report.faults) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("operation", "nth"), [("mem_release", 1), ("mem_release", 2), ("event_synchronize", 1)]
+)
+def test_memory_that_does_not_go_is_never_counted_as_gone(
+    arena: Arena, driver: FaultDriver, operation: str, nth: int
+) -> None:
+    ask(arena, 1)
+    arena.apply(1, [9], [])
+    driver.fail(operation, nth=nth, times=3)
+    arena.apply(2, [], [9])
+    report = done(arena, 2)
+    assert [(fault.page, fault.operation) for fault in report.faults] == [(9, operation)]
+    assert (report.unmapped, report.held_bytes) == (0, PAGE)
+
+
+def test_a_fence_that_can_not_be_made_refuses_the_command(arena: Arena, driver: FaultDriver) -> None:
+    ask(arena, 2)
+    arena.apply(1, [0], [])
+    driver.fail("event_record", times=3)
+    with pytest.raises(DriverError, match="event_record") as caught:
+        arena.apply(2, [1], [0])
+    assert caught.value.page is None
+    arena.apply(2, [1], [0])
+    assert done(arena, 2).unmapped == 1
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3, 4])
+def test_out_of_memory_while_creating_is_fewer_credits_and_no_fault(
+    arena: Arena, driver: FaultDriver, host: HostDriver, nth: int
+) -> None:
+    driver.fail("mem_create", nth=nth, code=2, name="CUDA_ERROR_OUT_OF_MEMORY")
+    arena.ask(2, 0)
+    report = wait_for(arena, lambda report: report.created + report.refused == 2)
+    created = (nth - 1) // 2
+    assert (report.created, report.faults, report.held_bytes) == (created, [], created * PAGE)
+    assert taken(host) == created * PAGE
+    arena.ask(2 + report.refused, 0)
+    assert arena.wait_credits(2, TIMEOUT) == 2
+
+
+def test_another_error_while_creating_is_refused_and_told(arena: Arena, driver: FaultDriver) -> None:
+    driver.fail("mem_create", nth=2, times=3, code=5)
+    arena.ask(2, 0)
+    report = wait_for(arena, lambda report: report.refused > 0)
+    assert (report.created, report.refused, report.held_bytes) == (0, 2, 0)
+    assert [(fault.page, fault.operation) for fault in report.faults] == [(-1, "mem_create")]
+
+
+def test_a_credit_that_can_not_be_released_stays_accounted(arena: Arena, driver: FaultDriver) -> None:
+    ask(arena, 2)
+    driver.fail("mem_release", times=3)
+    arena.ask(2, 1)
+    report = wait_for(arena, lambda report: report.dropped == 1)
+    assert [(fault.page, fault.operation) for fault in report.faults] == [(-1, "mem_release")]
+    assert report.held_bytes == 2 * PAGE
+
+
+def test_a_drop_that_crosses_a_refusal_does_not_fail_the_command(arena: Arena, driver: FaultDriver) -> None:
+    driver.fail("mem_create", nth=5, code=12, name="ENOMEM")
+    arena.ask(5, 0)
+    wait_for(arena, lambda report: report.refused == 3)
+    # The leader, not knowing, drops the three and counts on the two it saw.
+    arena.ask(5, 3)
+    wait_for(arena, lambda report: report.dropped == 2)
+    arena.apply(1, [0, 1], [])
+    report = arena.report()
+    assert (report.mapped, report.held_bytes) == (2, 2 * PAGE)
+
+
+def test_faults_keep_the_newest_of_each_page_and_operation(arena: Arena, driver: FaultDriver) -> None:
+    ask(arena, 1)
+    for seq in (1, 2):
+        driver.fail("mem_map", times=3)
+        with pytest.raises(DriverError):
+            arena.apply(seq, [0], [])
+    assert [(fault.seq, fault.page) for fault in arena.report().faults] == [(2, 0)]
+
+
+def test_close_tries_everything_and_names_what_failed(host: HostDriver) -> None:
+    driver = FaultDriver(host)
+    arena = two_tensors(driver)
+    ask(arena, 2)
+    arena.apply(1, [0, 4], [])
+    driver.fail("mem_unmap", times=3)
+    with pytest.raises(DriverError, match=r"mem_unmap.*page 0"):
+        arena.close()
+    assert taken(host) == GRANULE
+    arena.close()
+
+
+def test_unknown_operations_are_refused(driver: FaultDriver) -> None:
+    with pytest.raises(ValueError, match="'mem_mapp' is none of address_free, "):
+        driver.fail("mem_mapp")
+    with pytest.raises(ValueError, match="count from 1"):
+        driver.fail("mem_map", nth=0)
