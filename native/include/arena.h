@@ -33,8 +33,8 @@ struct Fault {
   std::string name;
 };
 
-// One instant. Counts are pages, cumulative. A credit that is cancelled before it was created counts as created and as
-// dropped, so the credits held are always created - mapped - dropped.
+// One instant. Counts are pages, cumulative. A credit that is dropped before it was created counts as created too, so
+// the credits held are always created - mapped - dropped.
 struct ArenaReport {
   uint64_t done = 0;
   uint64_t created = 0;
@@ -100,6 +100,7 @@ class Arena final : public ForkAware {
   void check_open() const;
   void check_command(uint64_t seq, const std::vector<uint64_t>& maps, const std::vector<uint64_t>& unmaps) const;
   uint64_t pending() const;
+  uint64_t drops_due() const;
   void cancel();
   void ring();
   void add_fault(uint64_t seq, int64_t page, const DriverError& error);
@@ -113,7 +114,6 @@ class Arena final : public ForkAware {
   void keep_leftover(PageMemory memory, const DriverError& error);
   std::vector<PageError> retire(Job& job);
 
-  void fill(PageSet& pages);
   void undo(PageSet& pages, const std::vector<uint64_t>& unmaps);
   std::optional<DriverError> give_all_back();
 

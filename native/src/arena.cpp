@@ -72,9 +72,9 @@ void Arena::check_command(uint64_t seq, const std::vector<uint64_t>& maps, const
       throw std::invalid_argument("page " + text(page) + " can't be unmapped: it is not mapped, or is unmapped already");
     }
   }
-  if (books_.mapped + maps.size() > asked_) {
-    throw std::invalid_argument("mapping " + text(maps.size()) + " pages after " + text(books_.mapped) +
-                                " takes more than the " + text(asked_) + " credits that were asked for");
+  if (maps.size() > credits_.size()) {
+    throw std::invalid_argument("mapping " + text(maps.size()) + " pages takes as many credits, and " +
+                                text(credits_.size()) + " are held: ask for them and wait until they are created");
   }
 }
 
@@ -83,9 +83,14 @@ uint64_t Arena::pending() const {
   return asked_ > answered ? asked_ - answered : 0;
 }
 
+uint64_t Arena::drops_due() const {
+  const uint64_t under_way = books_.dropped + (dropping_ ? 1 : 0);
+  return drop_wanted_ > under_way ? drop_wanted_ - under_way : 0;
+}
+
 // Drops what is not created yet, then what was refused. What the worker is creating is past that.
 void Arena::cancel() {
-  const uint64_t wanted = drop_wanted_ > books_.dropped ? drop_wanted_ - books_.dropped : 0;
+  const uint64_t wanted = drops_due();
   const uint64_t open = pending() > 0 && creating_ ? pending() - 1 : pending();
   const uint64_t cancelled = std::min(wanted, open);
   // The leader may not have known of a refusal when it dropped.
@@ -132,21 +137,6 @@ void Arena::ask(uint64_t asked, uint64_t dropped) {
   worker_->wanted.notify_one();
 }
 
-// Credits for `pages`. The leader counts on one for each, but a drop may have crossed a refusal on its way and taken it
-// back: then the memory is created here.
-void Arena::fill(PageSet& pages) {
-  for (auto& [page, memory] : pages) {
-    if (!memory.handles.empty()) continue;
-    try {
-      mapper_.create(memory);
-    } catch (const DriverError& error) {
-      throw error.at(page);
-    }
-    const Lock lock(mutex_);
-    ++books_.created;
-  }
-}
-
 void Arena::apply(uint64_t seq, const std::vector<uint64_t>& maps, const std::vector<uint64_t>& unmaps) {
   PageSet incoming;
   Lock lock(mutex_);
@@ -154,9 +144,7 @@ void Arena::apply(uint64_t seq, const std::vector<uint64_t>& maps, const std::ve
   check_command(seq, maps, unmaps);
   for (const uint64_t page : maps) {
     states_[page] = State::kMapping;
-    PageMemory& memory = incoming[page];
-    if (credits_.empty()) continue;
-    memory = std::move(credits_.back());
+    incoming.emplace(page, std::move(credits_.back()));
     credits_.pop_back();
   }
   for (const uint64_t page : unmaps) states_[page] = State::kRetiring;
@@ -168,7 +156,6 @@ void Arena::apply(uint64_t seq, const std::vector<uint64_t>& maps, const std::ve
   try {
     if (!unmaps.empty()) PageMapper::insist([&] { fence = driver().event_record(); });
     try {
-      fill(incoming);
       mapper_.map(incoming, stuck);
     } catch (const DriverError&) {
       if (!unmaps.empty()) driver().event_destroy(fence);
@@ -209,11 +196,7 @@ void Arena::undo(PageSet& pages, const std::vector<uint64_t>& unmaps) {
       continue;
     }
     states_.erase(page);
-    if (memory.handles.size() == mapper_.strides().size()) {
-      credits_.push_back(std::move(memory));
-    } else if (!memory.handles.empty()) {
-      leftovers_.push_back(std::move(memory));
-    }
+    credits_.push_back(std::move(memory));
   }
   for (const uint64_t page : unmaps) states_[page] = State::kMapped;
   --applying_;

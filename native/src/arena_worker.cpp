@@ -27,7 +27,7 @@ void Arena::start_worker() {
 void Arena::work() {
   Lock lock(mutex_);
   for (;;) {
-    const auto droppable = [&] { return drop_wanted_ > books_.dropped && !credits_.empty(); };
+    const auto droppable = [&] { return drops_due() > 0 && !credits_.empty(); };
     const auto idle = [&] { return closing_ ? applying_ > 0 : !droppable() && pending() == 0; };
     worker_->wanted.wait(lock, [&] { return !jobs_.empty() || !idle(); });
     if (!jobs_.empty()) {

@@ -87,7 +87,7 @@ def test_wait_credits_ends_at_its_time_out_and_when_nothing_comes(arena: Arena) 
         (2, [3, 3], [], "page 3 is named twice"),
         (2, [16], [], "page 16 of an arena of 16 pages"),
         (2, [], [3], "page 3 can't be unmapped"),
-        (2, [3, 4, 5], [], "credits that were asked for"),
+        (2, [3, 4, 5], [], "3 pages takes as many credits, and 2 are held"),
         (2, [3], [3], "page 3 can't be unmapped"),
         (2, [-1], [], "page is -1"),
     ],
