@@ -77,7 +77,7 @@ struct Segment {
     uint32_t size;
   };
   alignas(64) Header header;
-  alignas(64) std::atomic<int64_t> sequence;
+  alignas(64) std::atomic<uint64_t> sequence;
   alignas(64) std::atomic<int64_t> words[496];
 };
 static_assert(sizeof(Segment) == 4096);
@@ -145,7 +145,7 @@ class DesiredReader {
  private:
   Mapping mapping_;
   Desired snapshot_;
-  int64_t seen_ = -1;
+  uint64_t seen_ = ~uint64_t{0};
 };
 
 // The leader's end of `observed`.
@@ -176,7 +176,7 @@ class ObservedReader {
   Memfd fd_;
   Mapping mapping_;
   Observed snapshot_;
-  int64_t seen_ = -1;
+  uint64_t seen_ = ~uint64_t{0};
 };
 
 }  // namespace kvquota

@@ -93,7 +93,7 @@ Mapping open(int fd, const char* name, uint64_t magic, int seals, int protection
 // (ThreadSanitizer does not know fences, and a plain store costs the same on x86.)
 template <typename Write>
 void locked(Segment& segment, Write write) {
-  const int64_t odd = segment.sequence.load(std::memory_order_relaxed) | 1;
+  const uint64_t odd = segment.sequence.load(std::memory_order_relaxed) | 1;
   segment.sequence.store(odd, std::memory_order_relaxed);
   write(segment.words);
   segment.sequence.store(odd + 1, std::memory_order_release);
@@ -114,7 +114,7 @@ void store(Segment& segment, const Payload& payload) {
 }
 
 template <typename Payload>
-bool load(const Segment& segment, Payload& payload, int64_t& seen) {
+bool load(const Segment& segment, Payload& payload, uint64_t& seen) {
   std::array<int64_t, kWords<Payload>> words;
   for (int i = 0; i < kTries; ++i) {
     // `seen` stays at the last sequence tried: where that was torn the segment has moved on, so `changed`
