@@ -10,7 +10,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from kvquota.agent.balloon import Balloon
 from kvquota.agent.contract import Counters, PageCommand, RankReport
 from kvquota.agent.local_rank import LocalRank
@@ -42,6 +49,7 @@ class Pool:
         self.used: dict[int, Block] = {}
         self.circulating: set[int] = set()
         self.withheld: set[int] = set()
+        self.mapped: list[set[int]] = []
         self.wants = 0
         self.next_key = 0
         self.usage = self.queue.usage
@@ -68,6 +76,8 @@ class Pool:
 
     def give(self, pages: Sequence[int]) -> None:
         assert self.withheld.issuperset(pages)
+        for mapped in self.mapped:
+            assert mapped.isdisjoint(pages), "given before every rank was done with it"
         self.withheld.difference_update(pages)
         for page in pages:
             self.queue.give(page)
@@ -156,7 +166,9 @@ class SteadyRank(LocalRank):
             if answered and report.done == self.seq:
                 return
             assert time.monotonic() < end, (report.created, report.refused, report.dropped, report.done)
-            select.select([self.arena.fileno()], [], [], 0.1)
+            poller = select.poll()
+            poller.register(self.arena.fileno(), select.POLLIN)
+            poller.poll(100)
             self.ready()
 
     def memory_pages(self) -> int:
@@ -205,8 +217,10 @@ class Books(RuleBasedStateMachine):
         self.near = SteadyRank(Arena(self.drivers[0], [PAGE], PAGES), self.drivers[0], "rank 0")
         self.far = LaggingRank(Arena(self.drivers[1], [PAGE], PAGES), self.drivers[1], "rank 1")
         self.pool = Pool()
+        self.pool.mapped = [self.near.mapped, self.far.mapped]
         self.revision = 0
         self.limit: int | None = None
+        self.applied = 0
 
     @initialize(reserve=st.integers(0, 3))
     def start(self, reserve: int) -> None:
@@ -307,7 +321,7 @@ class Books(RuleBasedStateMachine):
         self.far.tell()
 
     @precondition(lambda self: self.far.lost is None)
-    @rule(fate=st.integers(0, 9))
+    @rule(fate=st.integers(0, 19))
     def far_rank_dies(self, fate: int) -> None:
         if fate == 0:
             self.far.lost = "rank 1 is gone"
@@ -383,6 +397,9 @@ class Books(RuleBasedStateMachine):
     def applied_is_true(self) -> None:
         statistics = self.balloon.statistics()
         assert statistics.revision_applied <= statistics.revision_decided <= self.revision
+        if statistics.revision_applied > self.applied:
+            self.applied = statistics.revision_applied
+            assert not self.pool.withheld
         if statistics.revision_applied == self.revision and self.limit is not None:
             for rank in (self.near, self.far):
                 assert rank.memory_pages() * 2 * PAGE <= self.limit
@@ -402,10 +419,10 @@ class Books(RuleBasedStateMachine):
 
 
 TestBooks = Books.TestCase
-TestBooks.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestBooks.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-class TestBooksForLong(Books.TestCase):
-    settings = settings(max_examples=2000, stateful_step_count=60, deadline=None)
+def test_books_at_length() -> None:
+    run_state_machine_as_test(Books, settings=settings(max_examples=2000, deadline=None))
