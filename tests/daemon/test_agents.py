@@ -4,6 +4,7 @@ import fcntl
 import mmap
 import os
 import re
+import resource
 import select
 import signal
 import socket
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kvquota.daemon.registry import MAX_FORGETTABLE
 from kvquota.native.status import Reason, Status
 from kvquota.v1 import quota_pb2 as pb
 
@@ -245,9 +247,9 @@ def test_an_agent_that_never_drains_its_doorbell_holds_nobody_up(daemon_process:
         agent.hello("a")
         agent.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
         with daemon_process.stub() as stub:
-            for limit in range(1000):
+            for limit in range(400):
                 stub.SetLimit(pb.SetLimitRequest(name="a", limit_bytes=limit), timeout=TIMEOUT)
-        assert agent.desired().limit_bytes == 999
+        assert agent.desired().limit_bytes == 399
         serves_others(daemon_process)
 
 
@@ -375,6 +377,40 @@ def test_doorbells_make_one_change_each_at_most(daemon_process: DaemonProcess) -
             agent.publish(mapped_pages=10 + pages)
             assert next(watch).instances[0].mapped_bytes == (10 + pages) * PAGE
         watch.cancel()
+
+
+def test_without_descriptors_left_the_daemon_lives_and_goes_on_when_there_are_some(
+    daemon_process: DaemonProcess,
+) -> None:
+    with connected(daemon_process) as first:
+        first.hello("first")
+        limits = resource.prlimit(daemon_process.pid, resource.RLIMIT_NOFILE)
+        open_now = len(os.listdir(f"/proc/{daemon_process.pid}/fd"))
+        # Room for a connection and its pidfd, and not for segments; then not even for a connection.
+        for room, said in ((2, "code=too_many"), (0, "accept_failed")):
+            resource.prlimit(daemon_process.pid, resource.RLIMIT_NOFILE, (open_now + room, limits[1]))
+            with connected(daemon_process) as second:
+                second.say(HELLO)
+                until("the log says so", lambda said=said: said in daemon_process.log)  # type: ignore[misc]
+        resource.prlimit(daemon_process.pid, resource.RLIMIT_NOFILE, limits)
+        assert daemon_process.get("first").connected
+        serves_others(daemon_process)
+
+
+def test_names_that_were_never_limited_are_not_kept_for_ever(daemon_process: DaemonProcess) -> None:
+    daemon_process.set("limited", 5, create=True)
+    for number in range(MAX_FORGETTABLE + 10):
+        with connected(daemon_process) as agent:
+            agent.hello(f"engine-{number}")
+    with daemon_process.stub("read") as stub:
+
+        def known() -> list[str]:
+            listed = stub.ListInstances(pb.ListInstancesRequest(), timeout=TIMEOUT).instances
+            return [instance.name for instance in listed]
+
+        until("the oldest are forgotten", lambda: len(known()) == MAX_FORGETTABLE + 1)
+        assert "engine-0" not in known()
+        assert {"limited", f"engine-{MAX_FORGETTABLE + 9}"} <= set(known())
 
 
 def test_no_descriptor_is_left_by_engines_that_went(daemon_process: DaemonProcess) -> None:
