@@ -38,8 +38,9 @@ Segment* map(int fd, int protection) {
 // Makes the memfd with its header; a write() rather than a mapping, since `observed` is never mapped writable
 // here.
 Memfd create(const char* name, uint64_t magic) {
-  Memfd fd(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (fd.get() < 0) throw_errno("memfd_create");
+  const int made = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (made < 0) throw_errno("memfd_create");
+  Memfd fd(made);
   if (ftruncate(fd.get(), kSize) != 0) throw_errno("ftruncate of a quota segment");
   const Segment::Header header = {magic, kVersion, kSize};
   if (pwrite(fd.get(), &header, sizeof header, 0) != static_cast<ssize_t>(sizeof header)) {
