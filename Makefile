@@ -10,7 +10,7 @@ NATIVE := $(wildcard native/src/*.cpp native/include/*.h native/CMakeLists.txt)
 INSTALL := --disable-pip-version-check -q -c tests/constraints.txt -Ccmake.define.KVQUOTA_WERROR=ON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm proto lint test test-long demo bench-step clean
+.PHONY: help setup setup-vllm proto lint test test-long demo bench-step bench-reclaim clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -45,6 +45,9 @@ test-long: setup setup-vllm lint ## everything at full length
 
 bench-step: setup ## what a step with nothing to do costs
 	$(BIN)/python -m tests.bench.step
+
+bench-reclaim: setup ## how fast memory goes back, against the bare system calls
+	$(BIN)/python -m tests.bench.reclaim
 
 clean: ## remove environments and build outputs
 	rm -rf $(VENV) $(VLLM) build dist
