@@ -22,10 +22,11 @@ def target(limit_bytes: int | None, page_bytes: int, capacity: int, floor: int) 
 def credits_to_hold(held: int, *, reserve: int, wanted: int, empty: int, room: int, busy: bool) -> int:
     """Credits to hold or have asked for.
 
-    The reserve is what should be warm beyond what is wanted; empty pages in circulation are part of it. A
-    busy engine keeps the credits it has when it wants less for now. `room`: target - all other pages.
+    The reserve is what should be warm beyond what is wanted; empty pages in circulation are part of it, but
+    not of what is wanted beyond them. A busy engine keeps the credits it has when it wants less for now.
+    `room`: target - all other pages.
     """
-    useful = max(0, reserve + wanted - empty)
+    useful = wanted + max(0, reserve - empty)
     return max(0, min(room, max(held, useful) if busy else useful))
 
 
