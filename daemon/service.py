@@ -80,7 +80,8 @@ class QuotaService(QuotaServicer):
         try:
             instance = await asyncio.wait_for(self._registry.settled(request.name, revision), timeout)
         except asyncio.TimeoutError:
-            return pb.SetLimitResponse(instance=self._registry.view(request.name), timed_out=True)
+            now = self._registry.view(request.name)
+            return pb.SetLimitResponse(instance=now, timed_out=now.connected and not now.settled)
         return pb.SetLimitResponse(instance=instance)
 
     async def _abort(self, context: Context, problem: errors.QuotaError, name: str) -> NoReturn:

@@ -92,10 +92,9 @@ class _Books:
         self.target = self._number("target_pages", self.capacity)
         self.parts = {name: self._number(name, self.capacity) for name in _PARTS}
         self.draining = self._number("draining_pages", self.parts["pinned_pages"])
-        self.mapped = self._number("mapped_pages", self.capacity)
-        if sum(self.parts.values()) > self.mapped:
-            self.problems.append(f"mapped_pages is {self.mapped}, its parts are {sum(self.parts.values())}")
-            self.mapped = min(sum(self.parts.values()), self.capacity)
+        mapped = self._number("mapped_pages", self.capacity)
+        # A busy leader refreshes the parts each step and the whole less often: believe the larger.
+        self.mapped = max(mapped, min(sum(self.parts.values()), self.capacity))
         self.decided = self._number("revision_decided", revision)
         self.applied = self._number("revision_applied", self.decided)
         self.ranks = self._number("ranks", _MAX_RANKS)

@@ -151,7 +151,7 @@ def test_a_report_that_can_not_be_read_is_flagged_and_never_applied() -> None:
     ("field", "value"),
     [
         ("page_bytes", 2**45), ("capacity_pages", 2**60), ("mapped_pages", 101), ("mapped_pages", -1),
-        ("pinned_pages", 101), ("evictable_pages", 2**62), ("draining_pages", 5), ("mapped_pages", 3),
+        ("pinned_pages", 101), ("evictable_pages", 2**62), ("draining_pages", 5),
         ("revision_decided", 6), ("revision_applied", 6), ("status", 9), ("reason", 99),
         ("ranks_lost", 2), ("floor_pages", 101), ("blocks_evicted", -1), ("page_bytes", -PAGE),
         ("requests_waiting", -(2**63)),
@@ -163,6 +163,12 @@ def test_nonsense_is_clamped_flagged_and_named(field: str, value: Any) -> None:
     assert field in instance.detail
     assert "not plausible" in instance.detail
     assert 0 <= instance.overage_bytes <= instance.mapped_bytes
+
+
+def test_parts_that_are_more_than_the_whole_count_as_mapped() -> None:
+    instance = show(mapped_pages=10, pinned_pages=24)
+    assert instance.mapped_bytes == 30 * PAGE
+    assert stands(instance) == ("DEFERRED", "SHRINKING", False)
 
 
 def test_no_report_at_all_can_break_the_view() -> None:
