@@ -1,6 +1,7 @@
 # Every target does its own set-up in local virtual environments. `make help` lists them.
 PYTHON ?= python3.11
 TORCH ?= torch==2.13.0
+ENGINE ?= reference
 SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
@@ -33,7 +34,7 @@ proto: setup ## generate proto/kvquota/v1 anew
 
 lint: setup ## ruff and mypy --strict over code and tests
 	$(BIN)/ruff check .
-	$(BIN)/mypy agent daemon kvctl native tests
+	$(BIN)/mypy agent daemon kvctl native deploy tests
 
 test: setup setup-vllm lint ## the short form of everything, real vLLM included
 	$(PYTEST) -m "not long and not vllm"
@@ -42,6 +43,9 @@ test: setup setup-vllm lint ## the short form of everything, real vLLM included
 test-long: setup setup-vllm lint ## everything at full length
 	$(PYTEST) -m "not vllm"
 	$(VLLM)/bin/python -m pytest -m vllm
+
+demo: setup ## a limit is lowered while an engine sleeps: see what becomes of its memory (ENGINE=reference)
+	$(BIN)/python -m deploy.demo --engine $(ENGINE)
 
 bench-step: setup ## what a step with nothing to do costs
 	$(BIN)/python -m tests.bench.step

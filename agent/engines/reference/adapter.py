@@ -1,6 +1,7 @@
 """What the balloon needs to know of the reference engine. Most of it is what its PageQueue knows already."""
 
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 
 from kvquota.agent.contract import Counters
 from kvquota.agent.engines.reference.scheduler import Block, Scheduler
@@ -13,7 +14,7 @@ class ReferenceAdapter:
     whether block 0 is held for ever, and page 0 with it.
     """
 
-    engine = "reference"
+    engine = f"reference {version('kvquota')}"
 
     def __init__(
         self,
