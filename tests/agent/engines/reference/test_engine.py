@@ -1,5 +1,7 @@
 """The engine in this process: whatever happens to its memory, it answers as the unmodified engine does."""
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -123,6 +125,20 @@ def test_requests_that_can_never_be_served_are_refused(start: Callable[..., Engi
         with pytest.raises(ValueError, match="token"):
             engine.submit(bad, count)
     assert len(engine.generate([[3, 4, 5]], 4)[0].tokens) == 4
+
+
+def test_starved_engine_sleeps(start: Callable[..., Engine], tmp_path: Path) -> None:
+    engine = start(blocks=ROOMY, settings=alone(tmp_path, limit=0))
+    engine.submit([3, 4, 5], 2)
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "engine"]
+    assert thread.ident is not None
+    clock = time.pthread_getcpuclockid(thread.ident)
+    end = time.monotonic() + 20
+    before, now = -1.0, time.clock_gettime(clock)
+    while now > before:
+        assert time.monotonic() < end, "the engine thread never rests"
+        time.sleep(0.1)
+        before, now = now, time.clock_gettime(clock)
 
 
 def test_close_ends_what_is_not_finished(start: Callable[..., Engine], tmp_path: Path) -> None:
