@@ -223,9 +223,9 @@ def test_a_wait_has_a_time_out_of_its_own_and_answers_with_the_state(
     response = daemon_process.set("a", 5, wait=True, wait_timeout_ms=50)
     assert response.timed_out
     assert (response.instance.status, response.instance.limit_bytes) == (pb.STATUS_DEFERRED, 5)
-    assert daemon_process.set("a", 6, wait=True, wait_timeout_ms=0).timed_out
+    assert daemon_process.set("a", 20 * PAGE, wait=True, wait_timeout_ms=0).timed_out
     agent.publish()
-    assert not daemon_process.set("a", 6, revision=2, wait=True, wait_timeout_ms=0).timed_out
+    assert not daemon_process.set("a", 20 * PAGE, revision=2, wait=True, wait_timeout_ms=0).timed_out
 
 
 def test_a_wait_for_an_absent_engine_answers_at_once(daemon_process: DaemonProcess) -> None:
