@@ -61,8 +61,7 @@ void PageQueue::free(const int32_t* blocks, std::size_t count, bool cached) {
     node.state = state;
   }
   ++clock_;
-  List& list = cached ? cached_ : uncached_;
-  const int32_t before = cached ? list.sentinel : nodes_[list.sentinel].next;
+  int32_t last = uncached_.sentinel;  // the one that was prepended last
   for (std::size_t i = 0; i < count; ++i) {
     const int32_t block = blocks[i];
     Page& page = pages_[nodes_[block].page];
@@ -70,8 +69,11 @@ void PageQueue::free(const int32_t* blocks, std::size_t count, bool cached) {
     page.cached += cached;
     if (page.draining) {
       push_back(draining_, block);
+    } else if (cached) {
+      push_back(cached_, block);
     } else {
-      insert(list, block, before);
+      insert(uncached_, block, nodes_[last].next);
+      last = block;
     }
     if (--page.used == 0) {
       --classes_[kPinned];
@@ -179,13 +181,9 @@ std::vector<int32_t> PageQueue::drain(int64_t count, const std::vector<int32_t>&
 
   std::vector<int32_t> pinned;
   for (std::size_t p = 0; p < pages_.size(); ++p) {
-    Page& page = pages_[p];
-    if (page.used == 0) continue;
-    if (std::find(keep.begin(), keep.end(), static_cast<int32_t>(p)) == keep.end()) {
-      pinned.push_back(static_cast<int32_t>(p));
-    } else if (page.draining) {
-      undrain(page);
-    }
+    const auto page = static_cast<int32_t>(p);
+    const bool kept = std::find(keep.begin(), keep.end(), page) != keep.end();
+    if (pages_[p].used > 0 && !kept) pinned.push_back(page);
   }
   const auto first = [this](int32_t a, int32_t b) {
     const Page& left = pages_[a];
@@ -195,8 +193,10 @@ std::vector<int32_t> PageQueue::drain(int64_t count, const std::vector<int32_t>&
   };
   const auto chosen = pinned.begin() + std::min<int64_t>(count, static_cast<int64_t>(pinned.size()));
   std::partial_sort(pinned.begin(), chosen, pinned.end(), first);
-  for (auto page = chosen; page != pinned.end(); ++page) {
-    if (pages_[*page].draining) undrain(pages_[*page]);
+  std::vector<bool> stays(pages_.size());
+  for (auto page = pinned.begin(); page != chosen; ++page) stays[*page] = true;
+  for (std::size_t p = 0; p < pages_.size(); ++p) {
+    if (pages_[p].draining && !stays[p]) undrain(pages_[p]);
   }
   for (auto index = pinned.begin(); index != chosen; ++index) {
     Page& page = pages_[*index];

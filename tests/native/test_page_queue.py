@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from kvquota.native import PageQueue
@@ -310,7 +310,12 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueueMachine = QueueMachine.TestCase
-TestQueueMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestQueueMachine.settings = settings(
+    max_examples=100,
+    stateful_step_count=40,
+    deadline=None,
+    phases=[phase for phase in Phase if phase is not Phase.explain],
+)
 
 
 def test_it_has_every_public_name_of_vllms_queue() -> None:
