@@ -33,8 +33,8 @@ struct Fault {
   std::string name;
 };
 
-// One instant. Counts are pages, cumulative. A credit that is dropped before it was created counts as created too, so
-// the credits held are always created - mapped - dropped.
+// One instant. Counts are pages, cumulative. A credit that is dropped before it was created counts as created
+// too, so the credits held are always created - mapped - dropped.
 struct ArenaReport {
   uint64_t done = 0;
   uint64_t created = 0;
@@ -63,8 +63,8 @@ class Arena final : public ForkAware {
 
   // Both cumulative: a lower number than before is an old message and changes nothing.
   void ask(uint64_t asked, uint64_t dropped);
-  // Maps now, and unmaps behind the work submitted so far. On an exception nothing of the command was done, but that
-  // pages which could not even be unmapped again are quarantined.
+  // Maps now, and unmaps behind the work submitted so far. On an exception nothing of the command was done,
+  // but that pages which could not even be unmapped again are quarantined.
   void apply(uint64_t seq, const std::vector<uint64_t>& maps, const std::vector<uint64_t>& unmaps);
   // Returns what was created so far, once that is `count` or nothing more is to come.
   uint64_t wait_credits(uint64_t count, std::chrono::nanoseconds timeout);
@@ -98,7 +98,8 @@ class Arena final : public ForkAware {
 
   Driver& driver() const { return mapper_.driver(); }
   void check_open() const;
-  void check_command(uint64_t seq, const std::vector<uint64_t>& maps, const std::vector<uint64_t>& unmaps) const;
+  void check_command(uint64_t seq, const std::vector<uint64_t>& maps,
+                     const std::vector<uint64_t>& unmaps) const;
   uint64_t pending() const;
   uint64_t drops_due() const;
   void cancel();

@@ -1,13 +1,14 @@
 // The capacity of a host device and what each process takes of it, in a memfd that those processes share.
 //
-// Each taker owns one slot, and holds a lock on one byte of the file for as long as it lives. The kernel drops that
-// lock when it dies, so what a dead process took is settled by whoever looks next: no daemon needs to run.
+// Each taker owns one slot, and holds a lock on one byte of the file for as long as it lives. The kernel
+// drops that lock when it dies, so what a dead process took is settled by whoever looks next: no daemon needs
+// to run.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
-#include <mutex>
 #include <memory>
+#include <mutex>
 #include <optional>
 
 #include "fork.h"
@@ -24,7 +25,8 @@ class DeviceRecord final : public ForkAware {
   uint64_t capacity_bytes() const;
   // What all live processes took.
   uint64_t used_bytes() const;
-  // False, and nothing taken, when less than `bytes` is free. Throws std::system_error when the record can't be used.
+  // False, and nothing taken, when less than `bytes` is free. Throws std::system_error when the record can't
+  // be used.
   bool take(uint64_t bytes);
   // Takes what is in use already, whatever the capacity.
   void carry_over(uint64_t bytes);
@@ -57,8 +59,8 @@ class DeviceRecord final : public ForkAware {
 
   mutable std::mutex mutex_;
   int fd_ = -1;
-  // A file description of our own: locks belong to it, so they neither pass to whoever gets `fd_`, nor end when
-  // another descriptor of the same record is closed in this process.
+  // A file description of our own: locks belong to it, so they neither pass to whoever gets `fd_`, nor end
+  // when another descriptor of the same record is closed in this process.
   int lock_fd_ = -1;
   Layout* layout_ = nullptr;
   std::optional<unsigned> slot_;

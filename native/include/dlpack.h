@@ -38,8 +38,8 @@ struct DLManagedTensor {
   void (*deleter)(DLManagedTensor*);
 };
 
-// `strides` in elements, row-major when not given. The tensor keeps the arena alive until its deleter runs, which may
-// be on any thread. Throws std::invalid_argument when it does not lie within the arena.
+// `strides` in elements, row-major when not given. The tensor keeps the arena alive until its deleter runs,
+// which may be on any thread. Throws std::invalid_argument when it does not lie within the arena.
 DLManagedTensor* make_tensor(std::shared_ptr<Arena> arena, uint64_t offset, std::vector<int64_t> shape,
                              DLDataType dtype, std::optional<std::vector<int64_t>> strides);
 

@@ -1,7 +1,7 @@
 // The driver table: the few entry points of a device's virtual-memory interface that the arena stands on.
 //
-// Sizes are bytes and multiples of the granularity. Every call may throw DriverError and nothing else, and may be made
-// from any thread. No call needs the Python interpreter's lock.
+// Sizes are bytes and multiples of the granularity. Every call may throw DriverError and nothing else, and
+// may be made from any thread. No call needs the Python interpreter's lock.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,8 @@ constexpr const char* kEventDestroy = "event_destroy";
 
 class DriverError : public std::runtime_error {
  public:
-  // `code` and `name` are the driver's own (errno's on the host); `detail` says what was asked for, or why not.
+  // `code` and `name` are the driver's own (errno's on the host); `detail` says what was asked for, or why
+  // not.
   DriverError(std::string operation, int code, std::string name, std::string detail);
 
   // The same error, told about `page`.

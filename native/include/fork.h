@@ -1,5 +1,5 @@
-// What must survive a fork() in order: every live ForkAware object is locked before it and unlocked after it, and told
-// in the child that it is no longer its own. A forked child must keep no memory of its parent alive.
+// What must survive a fork() in order: every live ForkAware object is locked before it and unlocked after it,
+// and told in the child that it is no longer its own. A forked child must keep no memory of its parent alive.
 #pragma once
 
 namespace kvquota {

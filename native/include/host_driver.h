@@ -1,5 +1,5 @@
-// The host's driver: granules of one memfd, mapped over PROT_NONE reservations. Real memory, really given back, and an
-// unmapped page faults when touched, as on a GPU.
+// The host's driver: granules of one memfd, mapped over PROT_NONE reservations. Real memory, really given
+// back, and an unmapped page faults when touched, as on a GPU.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,8 @@ class HostDriver final : public Driver, public ForkAware {
   HostDriver(size_t granularity, std::optional<uint8_t> fill);
   ~HostDriver() override;
 
-  // Takes memory against this record from here on, what is taken already included. `record_fd` stays the caller's.
+  // Takes memory against this record from here on, what is taken already included. `record_fd` stays the
+  // caller's.
   void attach(int record_fd);
   // The memfd behind all granules.
   int fileno() const;
@@ -37,7 +38,8 @@ class HostDriver final : public Driver, public ForkAware {
   void mem_map(uintptr_t address, size_t size, Handle handle) override;
   void mem_unmap(uintptr_t address, size_t size) override;
   void mem_set_access(uintptr_t address, size_t size) override;
-  // Work on the host is done when the call that submitted it returns: its fences are passed when they are made.
+  // Work on the host is done when the call that submitted it returns: its fences are passed when they are
+  // made.
   Event event_record() override { return 0; }
   bool event_query(Event) override { return true; }
   void event_synchronize(Event) override {}
@@ -69,12 +71,14 @@ class HostDriver final : public Driver, public ForkAware {
   bool is_reserved(uintptr_t address, size_t size) const;
   void let_go(Handle handle, const Memory& memory);
   // The whole mappings that make up the range; throws when they do not.
-  std::pair<Mappings::iterator, Mappings::iterator> whole(const char* operation, uintptr_t address, size_t size);
+  std::pair<Mappings::iterator, Mappings::iterator> whole(const char* operation, uintptr_t address,
+                                                          size_t size);
 
   const size_t granularity_;
   const std::optional<uint8_t> fill_;
 
-  // What was taken and from whom. Apart from the books of addresses, so that mapping never waits for another process.
+  // What was taken and from whom. Apart from the books of addresses, so that mapping never waits for another
+  // process.
   mutable std::mutex account_mutex_;
   std::unique_ptr<DeviceRecord> record_;
   uint64_t taken_ = 0;

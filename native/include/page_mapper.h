@@ -1,7 +1,8 @@
-// Pages as driver calls: a reserved range for all tensors, and what backs a page of it. Knows no thread and no count.
+// Pages as driver calls: a reserved range for all tensors, and what backs a page of it. Knows no thread and
+// no count.
 //
-// Every call is tried three times unless memory ran out. What a failed call leaves behind stays in the PageMemory, so
-// the same step can be tried again.
+// Every call is tried three times unless memory ran out. What a failed call leaves behind stays in the
+// PageMemory, so the same step can be tried again.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +46,8 @@ class PageMapper {
   void create(PageMemory& memory);
   // On an exception `memory` has what is still to be released.
   void release(PageMemory& memory);
-  // On an exception (which names the page) nothing is mapped, but for pages that could not be unmapped again: `stuck`.
+  // On an exception (which names the page) nothing is mapped, but for pages that could not be unmapped again:
+  // `stuck`.
   void map(PageSet& pages, std::vector<PageError>& stuck);
   // Unmaps all it can, neighbouring pages in one call, and returns the pages that still are mapped, and why.
   std::vector<PageError> unmap(PageSet& pages);
@@ -73,7 +75,8 @@ class PageMapper {
   };
 
   uintptr_t address(size_t tensor, uint64_t page) const;
-  static std::vector<Run> runs(const std::vector<uint64_t>& pages);
+  // Of at most `most` pages each.
+  static std::vector<Run> runs(const std::vector<uint64_t>& pages, uint64_t most);
   void map_run(size_t tensor, const Run& run, PageSet& pages);
 
   const std::shared_ptr<Driver> driver_;

@@ -17,7 +17,8 @@ std::string text(uint64_t number) { return std::to_string(number); }
 void check_distinct(std::vector<uint64_t> pages) {
   std::sort(pages.begin(), pages.end());
   const auto twice = std::adjacent_find(pages.begin(), pages.end());
-  if (twice != pages.end()) throw std::invalid_argument("page " + text(*twice) + " is named twice in one command");
+  if (twice != pages.end())
+    throw std::invalid_argument("page " + text(*twice) + " is named twice in one command");
 }
 
 }  // namespace
@@ -52,7 +53,8 @@ void Arena::check_open() const {
   if (closing_) throw std::invalid_argument("the arena is closed");
 }
 
-void Arena::check_command(uint64_t seq, const std::vector<uint64_t>& maps, const std::vector<uint64_t>& unmaps) const {
+void Arena::check_command(uint64_t seq, const std::vector<uint64_t>& maps,
+                          const std::vector<uint64_t>& unmaps) const {
   if (last_seq_ && seq <= *last_seq_) {
     throw std::invalid_argument("seq " + text(seq) + " after " + text(*last_seq_) + ": a seq only grows");
   }
@@ -60,21 +62,25 @@ void Arena::check_command(uint64_t seq, const std::vector<uint64_t>& maps, const
   check_distinct(unmaps);
   for (const uint64_t page : maps) {
     if (page >= mapper_.pages()) {
-      throw std::invalid_argument("page " + text(page) + " of an arena of " + text(mapper_.pages()) + " pages");
+      throw std::invalid_argument("page " + text(page) + " of an arena of " + text(mapper_.pages()) +
+                                  " pages");
     }
     if (states_.count(page) != 0) {
-      throw std::invalid_argument("page " + text(page) + " can't be mapped: it is mapped, or not yet unmapped");
+      throw std::invalid_argument("page " + text(page) +
+                                  " can't be mapped: it is mapped, or not yet unmapped");
     }
   }
   for (const uint64_t page : unmaps) {
     const auto found = states_.find(page);
     if (found == states_.end() || found->second != State::kMapped) {
-      throw std::invalid_argument("page " + text(page) + " can't be unmapped: it is not mapped, or is unmapped already");
+      throw std::invalid_argument("page " + text(page) +
+                                  " can't be unmapped: it is not mapped, or is unmapped already");
     }
   }
   if (maps.size() > credits_.size()) {
     throw std::invalid_argument("mapping " + text(maps.size()) + " pages takes as many credits, and " +
-                                text(credits_.size()) + " are held: ask for them and wait until they are created");
+                                text(credits_.size()) +
+                                " are held: ask for them and wait until they are created");
   }
 }
 
@@ -129,7 +135,8 @@ void Arena::ask(uint64_t asked, uint64_t dropped) {
   const Lock lock(mutex_);
   check_open();
   if (dropped > asked) {
-    throw std::invalid_argument("dropped is " + text(dropped) + ", more than the " + text(asked) + " asked for");
+    throw std::invalid_argument("dropped is " + text(dropped) + ", more than the " + text(asked) +
+                                " asked for");
   }
   asked_ = std::max(asked_, asked);
   drop_wanted_ = std::max(drop_wanted_, dropped);
@@ -206,7 +213,8 @@ void Arena::undo(PageSet& pages, const std::vector<uint64_t>& unmaps) {
 uint64_t Arena::wait_credits(uint64_t count, std::chrono::nanoseconds timeout) {
   Lock lock(mutex_);
   check_open();
-  worker_->changed.wait_for(lock, timeout, [&] { return closing_ || books_.created >= count || pending() == 0; });
+  worker_->changed.wait_for(lock, timeout,
+                            [&] { return closing_ || books_.created >= count || pending() == 0; });
   check_open();
   return books_.created;
 }
@@ -215,7 +223,8 @@ ArenaReport Arena::report() {
   const Lock lock(mutex_);
   check_open();
   ArenaReport report = books_;
-  const uint64_t pages = credits_.size() + states_.size() + leftovers_.size() + (creating_ ? 1 : 0) + (dropping_ ? 1 : 0);
+  const uint64_t pages =
+      credits_.size() + states_.size() + leftovers_.size() + (creating_ ? 1 : 0) + (dropping_ ? 1 : 0);
   report.held_bytes = pages * mapper_.page_bytes();
   return report;
 }
@@ -242,7 +251,8 @@ void Arena::close() {
     Lock lock(mutex_);
     if (forked_ || closing_) return;
     if (tensors_ > 0) {
-      throw ArenaInUseError(text(tensors_) + " tensors over the arena are alive: let go of them before closing it");
+      throw ArenaInUseError(text(tensors_) +
+                            " tensors over the arena are alive: let go of them before closing it");
     }
     closing_ = true;
     ring();

@@ -27,7 +27,8 @@ PyObject* driver_error = nullptr;
 PyObject* out_of_memory_error = nullptr;
 
 uint64_t natural(const char* name, int64_t value) {
-  if (value < 0) throw std::invalid_argument(std::string(name) + " is " + std::to_string(value) + ", expected 0 or more");
+  if (value < 0)
+    throw std::invalid_argument(std::string(name) + " is " + std::to_string(value) + ", expected 0 or more");
   return static_cast<uint64_t>(value);
 }
 
@@ -40,13 +41,15 @@ std::vector<uint64_t> naturals(const char* name, const std::vector<int64_t>& val
 
 std::optional<uint8_t> fill_byte(std::optional<int64_t> fill) {
   if (!fill) return std::nullopt;
-  if (*fill < 0 || *fill > 255) throw std::invalid_argument("fill is " + std::to_string(*fill) + ", not a byte");
+  if (*fill < 0 || *fill > 255)
+    throw std::invalid_argument("fill is " + std::to_string(*fill) + ", not a byte");
   return static_cast<uint8_t>(*fill);
 }
 
 std::chrono::nanoseconds seconds(double timeout) {
   // Not above what a clock can add to now.
-  if (!(timeout >= 0)) throw std::invalid_argument("timeout is " + std::to_string(timeout) + ", expected 0 or more seconds");
+  if (!(timeout >= 0))
+    throw std::invalid_argument("timeout is " + std::to_string(timeout) + ", expected 0 or more seconds");
   return std::chrono::nanoseconds(static_cast<int64_t>(std::min(timeout, 1e8) * 1e9));
 }
 
@@ -115,12 +118,14 @@ void bind_drivers(py::module_& m) {
              const std::string& name) {
             driver.fail(operation, natural("nth", nth), natural("times", times), code, name);
           },
-          py::arg("operation"), py::arg("nth") = 1, py::arg("times") = 1, py::arg("code") = 5, py::arg("name") = "EIO")
+          py::arg("operation"), py::arg("nth") = 1, py::arg("times") = 1, py::arg("code") = 5,
+          py::arg("name") = "EIO")
       .def("calls", &FaultDriver::calls, py::arg("operation"));
 
   py::class_<DeviceRecord>(m, "DeviceRecord", py::is_final())
       .def_static(
-          "create", [](int64_t capacity) { return DeviceRecord::create(natural("capacity_bytes", capacity)); },
+          "create",
+          [](int64_t capacity) { return DeviceRecord::create(natural("capacity_bytes", capacity)); },
           py::arg("capacity_bytes"))
       .def_static("open", &DeviceRecord::open, py::arg("fd"))
       .def_property_readonly("capacity_bytes", &DeviceRecord::capacity_bytes)
@@ -136,10 +141,10 @@ void destroy_capsule(PyObject* capsule) {
   tensor->deleter(tensor);
 }
 
-py::object dlpack(const std::shared_ptr<Arena>& arena, int64_t offset, std::vector<int64_t> shape, uint8_t type_code,
-                  uint8_t type_bits, std::optional<std::vector<int64_t>> strides) {
-  DLManagedTensor* tensor =
-      make_tensor(arena, natural("offset", offset), std::move(shape), {type_code, type_bits, 1}, std::move(strides));
+py::object dlpack(const std::shared_ptr<Arena>& arena, int64_t offset, std::vector<int64_t> shape,
+                  uint8_t type_code, uint8_t type_bits, std::optional<std::vector<int64_t>> strides) {
+  DLManagedTensor* tensor = make_tensor(arena, natural("offset", offset), std::move(shape),
+                                        {type_code, type_bits, 1}, std::move(strides));
   PyObject* capsule = PyCapsule_New(tensor, "dltensor", destroy_capsule);
   if (capsule == nullptr) {
     tensor->deleter(tensor);
@@ -166,10 +171,12 @@ void bind_arena(py::module_& m) {
       .def_readonly("held_bytes", &ArenaReport::held_bytes)
       .def_readonly("faults", &ArenaReport::faults);
 
-  py::class_<Arena, std::shared_ptr<Arena>>(m, "Arena", py::is_final(), py::release_gil_before_calling_cpp_dtor())
+  py::class_<Arena, std::shared_ptr<Arena>>(m, "Arena", py::is_final(),
+                                            py::release_gil_before_calling_cpp_dtor())
       .def(py::init([](std::shared_ptr<Driver> driver, const std::vector<int64_t>& strides, int64_t pages) {
              const py::gil_scoped_release no_gil;
-             return std::make_shared<Arena>(std::move(driver), naturals("stride", strides), natural("pages", pages));
+             return std::make_shared<Arena>(std::move(driver), naturals("stride", strides),
+                                            natural("pages", pages));
            }),
            py::arg("driver").none(false), py::arg("strides"), py::arg("pages"))
       .def_property_readonly("base", [](const Arena& arena) { return arena.layout().base(); })
@@ -186,7 +193,8 @@ void bind_arena(py::module_& m) {
           py::arg("asked"), py::arg("dropped"), NoGil())
       .def(
           "apply",
-          [](Arena& arena, int64_t seq, const std::vector<int64_t>& maps, const std::vector<int64_t>& unmaps) {
+          [](Arena& arena, int64_t seq, const std::vector<int64_t>& maps,
+             const std::vector<int64_t>& unmaps) {
             arena.apply(natural("seq", seq), naturals("page", maps), naturals("page", unmaps));
           },
           py::arg("seq"), py::arg("maps"), py::arg("unmaps"), NoGil())

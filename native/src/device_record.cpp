@@ -60,7 +60,8 @@ std::unique_ptr<DeviceRecord> DeviceRecord::create(uint64_t capacity_bytes) {
   layout.version = kVersion;
   layout.slots = kSlots;
   layout.capacity = capacity_bytes;
-  if (ftruncate(fd, kSize) != 0 || pwrite(fd, &layout, sizeof layout, 0) != static_cast<ssize_t>(sizeof layout) ||
+  if (ftruncate(fd, kSize) != 0 ||
+      pwrite(fd, &layout, sizeof layout, 0) != static_cast<ssize_t>(sizeof layout) ||
       fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     const int error = errno;
     ::close(fd);

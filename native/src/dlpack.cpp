@@ -56,7 +56,8 @@ DLManagedTensor* make_tensor(std::shared_ptr<Arena> arena, uint64_t offset, std:
                              DLDataType dtype, std::optional<std::vector<int64_t>> strides) {
   const PageMapper& layout = arena->layout();
   if (dtype.bits == 0 || dtype.bits % 8 != 0) {
-    throw std::invalid_argument("type_bits is " + std::to_string(dtype.bits) + ", not a positive multiple of 8");
+    throw std::invalid_argument("type_bits is " + std::to_string(dtype.bits) +
+                                ", not a positive multiple of 8");
   }
   const uint64_t item = dtype.bits / 8;
   const uint64_t most = layout.size() / item;
@@ -76,8 +77,9 @@ DLManagedTensor* make_tensor(std::shared_ptr<Arena> arena, uint64_t offset, std:
   }
   const uint64_t room = offset > layout.size() ? 0 : (layout.size() - offset) / item;
   if (offset > layout.size() || span(shape, *strides, most) > room) {
-    throw std::invalid_argument("a tensor at offset " + std::to_string(offset) + " does not end within the arena's " +
-                                std::to_string(layout.size()) + " bytes");
+    throw std::invalid_argument("a tensor at offset " + std::to_string(offset) +
+                                " does not end within the arena's " + std::to_string(layout.size()) +
+                                " bytes");
   }
   if (offset % item != 0) {
     throw std::invalid_argument("offset " + std::to_string(offset) + " is not a multiple of the element's " +
@@ -86,7 +88,8 @@ DLManagedTensor* make_tensor(std::shared_ptr<Arena> arena, uint64_t offset, std:
 
   arena->retain();
   const DeviceId device = layout.driver().device();
-  auto context = std::make_unique<Context>(Context{std::move(arena), std::move(shape), std::move(*strides), {}});
+  auto context =
+      std::make_unique<Context>(Context{std::move(arena), std::move(shape), std::move(*strides), {}});
   DLTensor& tensor = context->tensor.dl_tensor;
   tensor.data = reinterpret_cast<void*>(layout.base() + offset);
   tensor.device = {device.type, device.index};

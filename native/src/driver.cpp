@@ -8,7 +8,8 @@ namespace kvquota {
 namespace {
 
 bool is_out_of_memory(const std::string& operation, const std::string& name) {
-  return operation == op::kMemCreate && (name == "ENOMEM" || name == "ENOSPC" || name == "CUDA_ERROR_OUT_OF_MEMORY");
+  return operation == op::kMemCreate &&
+         (name == "ENOMEM" || name == "ENOSPC" || name == "CUDA_ERROR_OUT_OF_MEMORY");
 }
 
 // strerrorname_np is too young (glibc 2.32) for the systems that a wheel must run on.
@@ -41,7 +42,8 @@ std::string describe(const DriverError& error, const std::string& detail) {
 }  // namespace
 
 DriverError::DriverError(std::string operation_, int code_, std::string name_, std::string detail_)
-    : std::runtime_error(operation_ + " failed with " + name_ + " (" + std::to_string(code_) + "): " + detail_),
+    : std::runtime_error(operation_ + " failed with " + name_ + " (" + std::to_string(code_) +
+                         "): " + detail_),
       operation(std::move(operation_)),
       code(code_),
       name(std::move(name_)),

@@ -24,7 +24,8 @@ const FaultDriver::Operation& FaultDriver::find(const std::string& operation) co
   return found->second;
 }
 
-void FaultDriver::fail(const std::string& operation, uint64_t nth, uint64_t times, int code, const std::string& name) {
+void FaultDriver::fail(const std::string& operation, uint64_t nth, uint64_t times, int code,
+                       const std::string& name) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const uint64_t calls = find(operation).calls;
   if (nth == 0 || times == 0) throw std::invalid_argument("nth and times count from 1");

@@ -16,13 +16,16 @@ struct ForkRegistry {
   // Never destroyed: a fork or a late destructor may come after static destruction.
   static ForkRegistry& instance() {
     static ForkRegistry* registry = [] {
-      pthread_atfork([] { instance().before(); }, [] { instance().in_parent(); }, [] { instance().in_child(); });
+      pthread_atfork([] { instance().before(); }, [] { instance().in_parent(); },
+                     [] { instance().in_child(); });
       return new ForkRegistry;
     }();
     return *registry;
   }
 
-  std::vector<ForkAware*>& group_of(const ForkAware* object) { return objects.at(static_cast<size_t>(object->order_)); }
+  std::vector<ForkAware*>& group_of(const ForkAware* object) {
+    return objects.at(static_cast<size_t>(object->order_));
+  }
 
   void before() {
     mutex.lock();

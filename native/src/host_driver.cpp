@@ -96,7 +96,8 @@ void HostDriver::check_size(const char* operation, size_t size) const {
 }
 
 void HostDriver::check_process(const char* operation) const {
-  if (fd_ < 0) throw errno_error(operation, EBADF, "this driver belongs to the process that this one was forked from");
+  if (fd_ < 0)
+    throw errno_error(operation, EBADF, "this driver belongs to the process that this one was forked from");
 }
 
 uintptr_t HostDriver::address_reserve(size_t size) {
@@ -139,8 +140,8 @@ void HostDriver::take(size_t size) {
       const uint64_t capacity = record_->capacity_bytes();
       const uint64_t used = record_->used_bytes();
       throw errno_error(op::kMemCreate, ENOMEM,
-                        bytes(size) + " do not fit: " + std::to_string(used) + " of the device's " + bytes(capacity) +
-                            " are taken");
+                        bytes(size) + " do not fit: " + std::to_string(used) + " of the device's " +
+                            bytes(capacity) + " are taken");
     }
   } catch (const std::system_error& error) {
     throw errno_error(op::kMemCreate, error.code().value(), error.what());
@@ -203,7 +204,8 @@ void HostDriver::punch(const Memory& memory) {
   give(memory.size);
 }
 
-// Punches released memory that nothing maps any more. When that fails, the handle stays, to be released again.
+// Punches released memory that nothing maps any more. When that fails, the handle stays, to be released
+// again.
 void HostDriver::let_go(Handle handle, const Memory& memory) {
   try {
     punch(memory);
@@ -223,7 +225,8 @@ void HostDriver::mem_release(Handle handle) {
     check_process(op::kMemRelease);
     const auto found = memory_.find(handle);
     if (found == memory_.end() || found->second.released) {
-      throw errno_error(op::kMemRelease, EINVAL, "handle " + std::to_string(handle) + " is unknown or released");
+      throw errno_error(op::kMemRelease, EINVAL,
+                        "handle " + std::to_string(handle) + " is unknown or released");
     }
     found->second.released = true;
     if (found->second.mappings > 0) return;
@@ -286,9 +289,8 @@ void HostDriver::mem_map(uintptr_t address, size_t size, Handle handle) {
   mappings_.emplace(address, Mapping{size, handle});
 }
 
-std::pair<HostDriver::Mappings::iterator, HostDriver::Mappings::iterator> HostDriver::whole(const char* operation,
-                                                                                            uintptr_t address,
-                                                                                            size_t size) {
+std::pair<HostDriver::Mappings::iterator, HostDriver::Mappings::iterator> HostDriver::whole(
+    const char* operation, uintptr_t address, size_t size) {
   const auto first = mappings_.find(address);
   auto last = first;
   uintptr_t reached = address;

@@ -6,6 +6,12 @@
 #include <utility>
 
 namespace kvquota {
+namespace {
+
+// Unmapping holds the process's address space for as long as it takes, and the engine thread may want to map.
+constexpr uint64_t kUnmapBytes = 32 << 20;
+
+}  // namespace
 
 bool PageMemory::is_mapped() const { return std::find(mapped.begin(), mapped.end(), true) != mapped.end(); }
 
@@ -16,8 +22,9 @@ PageMapper::PageMapper(std::shared_ptr<Driver> driver, std::vector<uint64_t> str
   const size_t granularity = driver_->granularity();
   for (const uint64_t stride : strides_) {
     if (stride == 0 || stride % granularity != 0) {
-      throw std::invalid_argument("stride " + std::to_string(stride) + " is not a multiple of the granularity, " +
-                                  std::to_string(granularity) + " bytes");
+      throw std::invalid_argument("stride " + std::to_string(stride) +
+                                  " is not a multiple of the granularity, " + std::to_string(granularity) +
+                                  " bytes");
     }
     if (stride > (UINT64_MAX / 2 - size_) / pages_) {
       throw std::invalid_argument("stride " + std::to_string(stride) + " times " + std::to_string(pages_) +
@@ -38,10 +45,10 @@ uintptr_t PageMapper::address(size_t tensor, uint64_t page) const {
   return base_ + offsets_[tensor] + page * strides_[tensor];
 }
 
-std::vector<PageMapper::Run> PageMapper::runs(const std::vector<uint64_t>& pages) {
+std::vector<PageMapper::Run> PageMapper::runs(const std::vector<uint64_t>& pages, uint64_t most) {
   std::vector<Run> found;
   for (const uint64_t page : pages) {
-    if (!found.empty() && page == found.back().first + found.back().count) {
+    if (!found.empty() && page == found.back().first + found.back().count && found.back().count < most) {
       ++found.back().count;
     } else {
       found.push_back({page, 1});
@@ -82,7 +89,7 @@ void PageMapper::map_run(size_t tensor, const Run& run, PageSet& pages) {
 void PageMapper::map(PageSet& pages, std::vector<PageError>& stuck) {
   std::vector<uint64_t> indices;
   for (const auto& [page, memory] : pages) indices.push_back(page);
-  const std::vector<Run> all = runs(indices);
+  const std::vector<Run> all = runs(indices, pages_);
   try {
     for (size_t tensor = 0; tensor < strides_.size(); ++tensor) {
       for (const Run& run : all) map_run(tensor, run, pages);
@@ -101,7 +108,7 @@ std::vector<PageError> PageMapper::unmap(PageSet& pages) {
     for (const auto& [page, memory] : pages) {
       if (memory.mapped[tensor]) mapped.push_back(page);
     }
-    for (const Run& run : runs(mapped)) {
+    for (const Run& run : runs(mapped, std::max<uint64_t>(1, kUnmapBytes / stride))) {
       bool whole = false;
       if (run.count > 1) {
         try {

@@ -21,12 +21,12 @@
 using namespace kvquota;
 using namespace std::chrono_literals;
 
-#define CHECK(condition)                                                            \
-  do {                                                                              \
-    if (!(condition)) {                                                             \
-      std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition);  \
-      std::abort();                                                                 \
-    }                                                                               \
+#define CHECK(condition)                                                           \
+  do {                                                                             \
+    if (!(condition)) {                                                            \
+      std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
+      std::abort();                                                                \
+    }                                                                              \
   } while (false)
 
 namespace {
@@ -64,7 +64,9 @@ class GateDriver final : public Driver {
   void address_free(uintptr_t address, size_t size) override { inner_->address_free(address, size); }
   Handle mem_create(size_t size) override { return inner_->mem_create(size); }
   void mem_release(Handle handle) override { inner_->mem_release(handle); }
-  void mem_map(uintptr_t address, size_t size, Handle handle) override { inner_->mem_map(address, size, handle); }
+  void mem_map(uintptr_t address, size_t size, Handle handle) override {
+    inner_->mem_map(address, size, handle);
+  }
   void mem_unmap(uintptr_t address, size_t size) override { inner_->mem_unmap(address, size); }
   void mem_set_access(uintptr_t address, size_t size) override { inner_->mem_set_access(address, size); }
   Event event_record() override {
@@ -117,8 +119,8 @@ void books_are_exact_whatever_fails(unsigned seed) {
   host->attach(record->fileno());
   auto faulty = std::make_shared<FaultDriver>(host);
   Arena arena(faulty, {kGranule, 2 * kGranule}, 96);
-  const char* operations[] = {op::kMemCreate, op::kMemRelease, op::kMemMap, op::kMemUnmap, op::kMemSetAccess,
-                              op::kEventRecord, op::kEventSynchronize};
+  const char* operations[] = {op::kMemCreate,    op::kMemRelease,  op::kMemMap,          op::kMemUnmap,
+                              op::kMemSetAccess, op::kEventRecord, op::kEventSynchronize};
   enum State { kOut, kIn, kGone };
   std::vector<State> states(96, kOut);
   uint64_t asked = 0;
@@ -126,7 +128,8 @@ void books_are_exact_whatever_fails(unsigned seed) {
   uint64_t seq = 0;
   uint64_t last_done = 0;
   for (int turn = 0; turn < 400; ++turn) {
-    if (random() % 8 == 0) faulty->fail(operations[random() % 7], 1 + random() % 4, 1 + random() % 4, 5, "EIO");
+    if (random() % 8 == 0)
+      faulty->fail(operations[random() % 7], 1 + random() % 4, 1 + random() % 4, 5, "EIO");
     asked += random() % 6;
     arena.wait_credits(asked, kTimeout);
     const ArenaReport before = arena.report();

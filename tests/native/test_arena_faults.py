@@ -37,6 +37,16 @@ def test_neighbours_are_mapped_and_unmapped_in_runs(arena: Arena, driver: FaultD
     assert driver.calls("mem_unmap") == 2
 
 
+def test_a_long_run_is_unmapped_in_steps(arena: Arena, driver: FaultDriver) -> None:
+    ask(arena, 16)
+    arena.apply(1, range(16), [])
+    assert driver.calls("mem_set_access") == 2
+    arena.apply(2, [], range(16))
+    assert done(arena, 2).unmapped == 16
+    # 32 and 64 MiB, 32 at a time.
+    assert driver.calls("mem_unmap") == 3
+
+
 @pytest.mark.parametrize(
     ("operation", "nth", "page"),
     [("mem_map", nth, page) for nth, page in enumerate([1, 2, 6, 1, 2, 6], 1)]
