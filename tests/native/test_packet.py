@@ -1,3 +1,4 @@
+import gc
 import json
 import math
 import os
@@ -26,6 +27,8 @@ def pair() -> Iterator[Pair]:
 
 @pytest.fixture
 def no_descriptor_left() -> Iterator[None]:
+    # What other tests left behind must not go meanwhile.
+    gc.collect()
     before = sorted(os.listdir("/proc/self/fd"))
     yield
     assert sorted(os.listdir("/proc/self/fd")) == before
