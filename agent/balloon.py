@@ -259,9 +259,12 @@ class Balloon:
 
     def _plan(self) -> policy.Shrink:
         usage = self._usage()
-        excess = self._excess(usage)
+        excess, floor = self._excess(usage), self._floor
+        if self._limit is not None and self._limit < floor * self._page_bytes:
+            # Nothing may be admitted: the floor drains too, though it never goes.
+            excess, floor = excess + floor, 0
         if excess > 0:
-            return policy.shrink(usage, excess, self._floor)
+            return policy.shrink(usage, excess, floor)
         adapter = self._adapter
         surplus = policy.surplus(usage, reserve=self._reserve, wanted=adapter.wanted(), busy=adapter.busy())
         return policy.Shrink(surplus, 0)

@@ -67,8 +67,8 @@ class ModelAdapter:
         self.withheld.difference_update(pages)
 
     def drain(self, pages: int) -> None:
-        able = [p for p, kind in self.pages.items() if kind == "pinned" and p >= self.floor]
-        order = sorted(able, key=lambda p: p not in self.draining)
+        able = [p for p, kind in self.pages.items() if kind == "pinned"]
+        order = sorted(able, key=lambda p: (p < self.floor, p not in self.draining))
         assert pages <= len(order)
         self.draining = set(order[:pages])
 

@@ -309,6 +309,19 @@ def test_limit_zero_with_a_floor_settles_as_floor_and_reports_the_request() -> N
     assert statistics.revision_applied == 0
 
 
+def test_below_the_floor_the_floor_drains_so_that_nothing_is_admitted() -> None:
+    rig = Rig(floor=1)
+    rig.limit(1)
+    rig.step()
+    assert rig.adapter.draining == set()
+    rig.limit(0)
+    rig.step()
+    assert rig.adapter.draining == {0}
+    rig.limit(8)
+    rig.step()
+    assert rig.adapter.draining == set()
+
+
 def test_a_limit_above_the_range_is_clamped_and_kept_as_asked() -> None:
     rig = Rig()
     rig.limit(1000)
