@@ -109,7 +109,9 @@ class FakeDaemon:
             self._came.put(connection)
 
     def close(self) -> None:
-        """Die: every connection ends, and the socket file goes."""
+        """Die: every connection ends, and the socket file goes. May be called twice."""
+        if self._stop < 0:
+            return
         os.eventfd_write(self._stop, 1)
         self._thread.join(TIMEOUT)
         self._listener.close()
@@ -117,6 +119,7 @@ class FakeDaemon:
         for connection in self._all:
             connection.close()
         os.close(self._stop)
+        self._stop = -1
         self.record.close()
 
     def __enter__(self) -> "FakeDaemon":
