@@ -52,6 +52,7 @@ class Agent:
         self._unreadable = False
         self._told: tuple[object, ...] = ()
         self._statistics = self._balloon.statistics()
+        self._shown = adapter.usage()
         self._due = True
         self._wanted = 0
         self._closed = False
@@ -81,7 +82,7 @@ class Agent:
         adapter = self._adapter
         grown = adapter.grown()
         wanted = adapter.wanted()
-        pinned, evictable, empty, draining = adapter.usage()
+        self._shown = pinned, evictable, empty, draining = adapter.usage()
         self._pulse(pinned, evictable, empty + self._statistics.credits, draining)
         if not grown and wanted == self._wanted and not self._due:
             return None
@@ -99,7 +100,12 @@ class Agent:
 
     @property
     def needs_step(self) -> bool:
-        """Whether an idle engine should make a step now. False while only ranks or requests are awaited."""
+        """Whether an idle engine should make a step now. False while only ranks or requests are awaited.
+
+        An engine that goes idle asks this before it sleeps: what its last step freed is published then.
+        """
+        if self._adapter.usage() != self._shown:
+            self._publish()
         needs = self._changed() or self._balloon.can_act
         if needs:
             self._due = True
@@ -187,6 +193,7 @@ class Agent:
         if (retry_at := balloon.retry_at) is not None:
             self._watcher.alarm(retry_at / 1e9)
         self._statistics = statistics = balloon.statistics()
+        self._shown = self._adapter.usage()
         if self._session is None:
             return
         observed = Observed()

@@ -83,6 +83,18 @@ def test_an_idle_engine_shrinks_when_told_and_reports_it(daemon: FakeDaemon, rig
     assert not engine.needs_step()
 
 
+def test_what_the_last_step_freed_is_shown_once_the_engine_is_idle(daemon: FakeDaemon, rig: Make) -> None:
+    engine = rig()
+    connection = daemon.connection()
+    engine.fill(4)
+    engine.adapter.become("pinned", *engine.adapter.pages)
+    engine.step()
+    assert connection.read().pinned_pages == 4
+    engine.adapter.become("evictable", *engine.adapter.pages)
+    assert not engine.needs_step()
+    assert (connection.read().pinned_pages, connection.read().evictable_pages) == (0, 4)
+
+
 def test_nothing_makes_an_idle_engine_step_while_only_a_pin_is_awaited(daemon: FakeDaemon, rig: Make) -> None:
     engine = rig()
     connection = daemon.connection()

@@ -206,6 +206,36 @@ def test_a_drop_that_crosses_a_refusal_leaves_the_books_exact() -> None:
     assert rig.status() == (Status.APPLIED, Reason.NONE)
 
 
+def test_a_drop_after_a_refusal_takes_what_is_held_too() -> None:
+    rig = Rig()
+    rig.adapter.wants = 5
+    rig.balloon.settle()
+    rank = rig.ranks[0]
+    rank.create(2)
+    rank.refuse()
+    rig.balloon.settle()
+    rig.adapter.wants = 0
+    rig.limit(0)
+    rig.step()
+    rank.serve_drops()
+    rig.balloon.settle()
+    assert rank.state.created == rank.state.dropped
+    assert rig.status() == (Status.APPLIED, Reason.NONE)
+
+
+def test_applied_waits_for_what_retires_even_where_the_limit_has_room_for_it() -> None:
+    rig = Rig()
+    rig.fill(4)
+    rig.limit(1)
+    command = rig.step()
+    rig.limit(None)
+    rig.balloon.settle()
+    assert rig.status() == (Status.DEFERRED, Reason.WAITING_FOR_RANKS)
+    rig.finish(command)
+    rig.balloon.settle()
+    assert rig.status() == (Status.APPLIED, Reason.NONE)
+
+
 def test_a_refusal_is_asked_again_after_a_while_only_while_something_waits() -> None:
     rig = Rig()
     rig.adapter.wants = 3

@@ -11,7 +11,7 @@ from kvquota.native.status import Reason, Status
 from tests.agent.fake_daemon import Connection, FakeDaemon
 from tests.conformance.case import EngineCase
 
-TIMEOUT = 60.0
+TIMEOUT = 30.0
 
 
 class Bench:

@@ -23,7 +23,7 @@ def test_an_idle_engine_gives_memory_back_and_what_fits_still_hits(bench: Bench)
 
 
 def test_growth_stays_within_the_limit_and_no_request_fails(bench: Bench) -> None:
-    prompts = [bench.prompt(bench.case.longest // 3) for _ in range(12)]
+    prompts = [bench.prompt(bench.case.tokens_per_page // 2) for _ in range(12)]
     free = bench.run(prompts, 4)
     bench.engine.reset_prefix_cache()
     revision = bench.limit(1 + bench.case.floor)
@@ -34,25 +34,22 @@ def test_growth_stays_within_the_limit_and_no_request_fails(bench: Bench) -> Non
     assert bench.engine.memory_bytes() <= (1 + bench.case.floor) * bench.page_bytes
 
 
-def test_a_busy_engine_keeps_its_running_requests_and_converges(bench: Bench) -> None:
-    prompts = [bench.prompt(bench.case.longest // 2) for _ in range(6)]
-    alone = [bench.run([prompt], 24)[0] for prompt in prompts]
+def test_a_limit_revokes_no_running_request_and_converges_when_it_ends(bench: Bench) -> None:
+    long = bench.prompt(bench.case.tokens_per_page * 5 // 4)
+    short = [bench.prompt(bench.case.tokens_per_page // 2) for _ in range(4)]
+    expected = bench.run([long], 64) + bench.run(short, 8)
     bench.engine.reset_prefix_cache()
-    requests = [bench.engine.submit(prompt, 24) for prompt in prompts]
-    bench.wait(lambda seen: seen.pinned_pages > bench.case.floor)
+    running = bench.engine.submit(long, 64)
+    bench.wait(lambda seen: seen.pinned_pages == 2)
     revision = bench.limit(bench.case.floor)
     bench.wait(lambda seen: seen.revision_decided == revision)
-    # Requests that had not begun wait for memory; those that had, go on undisturbed.
-    begun = [request for request in requests if _finishes(bench, request)]
-    assert begun
+    waiting = [bench.engine.submit(prompt, 8) for prompt in short]
+    # What it still needs lies beside what it has.
+    assert bench.finish([running]) == expected[:1]
     bench.wait(lambda seen: seen.mapped_pages <= bench.case.floor)
+    assert bench.engine.memory_bytes() <= bench.case.floor * bench.page_bytes
     bench.limit(None)
-    assert bench.finish(requests) == alone
-
-
-def _finishes(bench: Bench, request: int) -> bool:
-    bench.wait(lambda seen: bench.engine.output(request) is not None or seen.pinned_pages <= bench.case.floor)
-    return bench.engine.output(request) is not None
+    assert bench.finish(waiting) == expected[1:]
 
 
 def test_limit_zero_admits_nothing_and_restoring_it_serves_what_waited(bench: Bench) -> None:
@@ -122,17 +119,18 @@ def test_a_restored_limit_costs_nothing_until_it_is_used(bench: Bench) -> None:
 
 
 def test_requests_do_not_notice_a_daemon_that_goes_and_comes_back(bench: Bench, socket_path: Path) -> None:
-    prompts = [bench.prompt(bench.case.longest // 3) for _ in range(4)]
+    prompts = [bench.prompt(bench.case.tokens_per_page // 2) for _ in range(4)]
     expected = bench.run(prompts, 16)
     bench.applied(bench.limit(3))
     requests = [bench.engine.submit(prompt, 16) for prompt in prompts]
+    limit_bytes = 3 * bench.page_bytes
     bench.daemon.close()
     assert bench.finish(requests) == expected
-    assert bench.engine.memory_bytes() <= 3 * bench.page_bytes
+    assert bench.engine.memory_bytes() <= limit_bytes
     with FakeDaemon(socket_path) as again:
         bench.connection = again.connection()
         assert bench.connection.hello["revision"] == 1
-        assert bench.connection.hello["limit_bytes"] == 3 * bench.page_bytes
+        assert bench.connection.hello["limit_bytes"] == limit_bytes
         bench.engine.close()
 
 
