@@ -221,9 +221,11 @@ class Books(RuleBasedStateMachine):
         self.revision = 0
         self.limit: int | None = None
         self.applied = 0
+        self.started = False
 
     @initialize(reserve=st.integers(0, 3))
     def start(self, reserve: int) -> None:
+        self.started = True
         self.balloon = Balloon(
             self.pool, [self.near, self.far], pages=PAGES, floor=0, reserve_bytes=reserve * 2 * PAGE
         )
@@ -407,15 +409,18 @@ class Books(RuleBasedStateMachine):
             assert statistics.status == Status.DEGRADED
 
     def teardown(self) -> None:
-        if self.far.lost is None:
-            self.come_to_rest()
-        for handle in self.other_memory:
-            self.other.mem_release(handle)
-        for rank in (self.near, self.far):
-            rank.arena.close()
+        try:
+            # An example can end before it began.
+            if self.started and self.far.lost is None:
+                self.come_to_rest()
+        finally:
+            for handle in self.other_memory:
+                self.other.mem_release(handle)
+            for rank in (self.near, self.far):
+                rank.arena.close()
+            self.record.close()
         for driver in self.drivers:
             assert os.fstat(driver.fileno()).st_blocks == 0
-        self.record.close()
 
 
 TestBooks = Books.TestCase
