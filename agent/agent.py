@@ -39,9 +39,6 @@ class Agent:
         """
         self._adapter = adapter
         self._ranks = tuple(ranks)
-        self._balloon = Balloon(
-            adapter, ranks, pages=pages, floor=floor, reserve_bytes=settings.reserve_bytes
-        )
         self._standing = Standing(None, 0, None)
         self._link = DaemonLink(settings.socket, settings.instance, adapter.engine, lambda: self._standing)
         self._watcher = Watcher(self._link, ranks, adapter.wake)
@@ -51,7 +48,6 @@ class Agent:
         self._pulse: Callable[[int, int, int, int], None] = _no_pulse
         self._unreadable = False
         self._told: tuple[object, ...] = ()
-        self._statistics = self._balloon.statistics()
         self._shown = adapter.usage()
         self._due = True
         self._wanted = 0
@@ -61,11 +57,15 @@ class Agent:
         except BaseException:
             self._link.close()
             raise
+        # Only of use without a daemon: one that comes later has its own say, so it is no local change.
+        limit = settings.default_limit if session is None else None
+        self._standing = Standing(None, 0, limit)
+        self._balloon = Balloon(
+            adapter, ranks, pages=pages, floor=floor, reserve_bytes=settings.reserve_bytes, limit_bytes=limit
+        )
+        self._statistics = self._balloon.statistics()
         if session is not None:
             self._enter(session)
-        elif settings.default_limit is not None:
-            self._balloon.set_limit(settings.default_limit, 1)
-            self._standing = Standing(None, 1, settings.default_limit)
         self._balloon.settle()
         self._publish()
         self._watcher.start()

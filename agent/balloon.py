@@ -61,9 +61,13 @@ class Balloon:
         pages: int,
         floor: int,
         reserve_bytes: int,
+        limit_bytes: int | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """Start with the floor in circulation, mapped on every rank. `clock`: CLOCK_MONOTONIC, ns."""
+        """Start with the floor in circulation, mapped on every rank, under `limit_bytes` at revision 0.
+
+        `clock`: CLOCK_MONOTONIC, ns.
+        """
         if not ranks or not 0 <= floor < pages:
             raise ValueError(
                 f"{len(ranks)} ranks, {pages} pages, floor {floor}: expected ranks, and floor < pages"
@@ -76,8 +80,8 @@ class Balloon:
         self._floor = floor
         self._reserve = reserve_bytes // self._page_bytes
         self._revision = 0
-        self._limit: int | None = None
-        self._target = pages
+        self._limit = limit_bytes
+        self._target = policy.target(limit_bytes, self._page_bytes, pages, floor)
         self._used = floor  # credits that maps use, the next command's included
         self._seq = 0
         self._maps: list[int] = []  # of the next command

@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -65,6 +66,9 @@ class Session:
 
     def close(self) -> None:
         """Hang up and let go of the segments."""
+        with suppress(OSError):
+            # A child forked from another thread this instant may still hold a copy of the descriptor.
+            self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
         self.desired.close()
         self.observed.close()
@@ -158,7 +162,11 @@ class DaemonLink:
                 "revision": revision,
                 "limit_bytes": limit_bytes,
             }
-            packet.send(sock, packet.encode(hello))
+            try:
+                packet.send(sock, packet.encode(hello))
+            except BrokenPipeError:
+                # It refused this user before any hello, and said why: that is read as the answer.
+                _log.debug("kvquota: the daemon at %s hung up before hello", self._path)
         except BaseException:
             sock.close()
             raise

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from kvquota.agent.daemon_link import DaemonLink, RefusedError, Standing
 from kvquota.native import Desired, packet
 from kvquota.native.status import Reason, Status
 
@@ -41,7 +42,7 @@ def test_a_default_limit_is_told_to_a_daemon_that_comes_later(socket_path: Path,
     engine = rig(default_limit=5 * PAGE)
     with FakeDaemon(socket_path) as daemon:
         hello = daemon.connection().hello
-        assert (hello["base"], hello["revision"], hello["limit_bytes"]) == (None, 1, 5 * PAGE)
+        assert (hello["base"], hello["revision"], hello["limit_bytes"]) == (None, 0, 5 * PAGE)
         engine.close()
 
 
@@ -159,3 +160,22 @@ def test_a_socket_file_that_nobody_listens_at_is_no_daemon(socket_path: Path, ri
     with FakeDaemon(socket_path) as daemon:
         daemon.connection().wait(lambda seen: seen.status == Status.APPLIED, engine.turn)
         engine.close()
+
+
+def test_a_daemon_that_refuses_before_hello_is_heard(socket_path: Path) -> None:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(str(socket_path))
+    listener.listen()
+
+    def refused_meanwhile() -> Standing:
+        connection, _ = listener.accept()
+        packet.send(connection, packet.encode({"kind": "refused", "code": "not_allowed", "message": "uid 7"}))
+        connection.close()
+        return Standing(None, 0, None)
+
+    link = DaemonLink(socket_path, "test", "model 1", refused_meanwhile)
+    assert link.step() is False
+    with pytest.raises(RefusedError, match="uid 7"):
+        link.step()
+    link.close()
+    listener.close()
