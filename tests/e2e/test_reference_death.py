@@ -57,16 +57,22 @@ def test_memory_of_a_killed_engine_is_there_for_the_next(scene: Scene) -> None:
         engine.kill()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("signum", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGKILL, -signal.SIGKILL)]
+)
 @pytest.mark.parametrize("loaded", [False, True], ids=["idle", "loaded"])
-def test_signalled_engine_ends_and_is_shown_as_absent(scene: Scene, signum: int, loaded: bool) -> None:
+def test_signalled_engine_ends_and_is_shown_as_absent(
+    scene: Scene, signum: int, status: int, loaded: bool
+) -> None:
+    files = sorted(scene.daemon.root.rglob("*"))
     engine = scene.start()
     fill(engine)
     futures = [engine.submit(tokens, 300) for tokens in FILL] if loaded else []
     engine.process.send_signal(signum)
-    assert engine.process.wait(20) == 0
+    assert engine.process.wait(20) == status
     until("absent", lambda: not scene.status().connected)
     for future in futures:
         with pytest.raises(RuntimeError):
             future.result(20)
     assert scene.status().mapped_bytes == 0
+    assert sorted(scene.daemon.root.rglob("*")) == files

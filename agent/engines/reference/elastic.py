@@ -79,8 +79,8 @@ class Elastic:
         self.agent.close()
         self._arena.close()
 
-    def _grow(self, blocks: int) -> bool:
-        return self.agent.grow_now(self._adapter.pages_for(blocks)) > 0
+    def _grow(self, blocks: int) -> None:
+        self.agent.grow_now(self._adapter.pages_for(blocks))
 
     def _abandon(self, page: int) -> None:
         """Have nothing use a page that has no memory: hold its blocks for ever."""

@@ -64,8 +64,8 @@ class Scheduler:
         """Allocations that found too few blocks, since the start."""
         self._starved_since: int | None = None
         self._starved_ns = 0
-        self.grow: Callable[[int], bool] = lambda _: False
-        """Asked for blocks before a running request is preempted; True when it is worth another look."""
+        self.grow: Callable[[int], object] = lambda _: None
+        """Told how many more blocks would save a running request from preemption."""
 
     def add(self, request: Request) -> None:
         """Queue a request, first come, first served."""
@@ -177,9 +177,10 @@ class Scheduler:
             return True
         self.queue.for_running = True
         try:
-            if count > self.queue.num_free_blocks and not (
-                self.grow(count) and count <= self.queue.num_free_blocks
-            ):
+            missing = count - self.queue.num_free_blocks
+            if missing > 0:
+                self.grow(missing)
+            if count > self.queue.num_free_blocks:
                 self.refused += 1
                 return False
             request.blocks += self._allocate(count)
