@@ -58,7 +58,7 @@ class Elastic:
         scheduler.grow = self._grow
 
     def wants_step(self) -> bool:
-        """Of an idle engine that was woken: read what came, and say whether a step is due."""
+        """Of an engine with no request: read what came, show what is free, and say whether a step is due."""
         self.agent.poll()
         return self.agent.needs_step
 

@@ -169,8 +169,7 @@ class Engine:
         """One step, if there is something to do. Returns whether another may do more."""
         elastic = self._elastic
         if elastic is not None:
-            # The step after the last request is an empty one: it tells the daemon that nothing is pinned now.
-            if not self._scheduler.busy and not self._active and not elastic.wants_step():
+            if not self._scheduler.busy and not elastic.wants_step():
                 return False
             elastic.agent.begin_step()
         work = self._scheduler.schedule()
