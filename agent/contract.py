@@ -144,7 +144,10 @@ class Adapter(Protocol):
         """Every rank is done with these taken pages: they may be grown again, each for a credit."""
 
     def drain(self, pages: int) -> None:
-        """Make exactly `pages` of the pinned pages draining, emptiest first; those over are undone."""
+        """Make exactly `pages` of the pinned pages draining, emptiest first; those over are undone.
+
+        The floor page never goes, so it drains after all others: only where `pages` leaves no other choice.
+        """
 
     def wanted(self) -> int:
         """Pages beyond those in circulation that requests will want in the next steps. Asked every step."""
