@@ -158,6 +158,7 @@ class Registry:
             old = instance.spec
             revision = revision_to_set(old, change.limit_bytes, change.revision, change.expected_revision)
             if revision == old.revision:
+                self._instances[change.name] = instance
                 return revision
             spec = replace(
                 old,

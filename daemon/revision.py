@@ -28,7 +28,7 @@ def revision_to_set(spec: Spec, limit_bytes: int | None, revision: int | None, e
         if current >= MAX_REVISION:
             raise InvalidRequestError(f"{spec.name}: revision {current} is the last one there is")
         return current + 1
-    if revision <= 0 or revision > min(current + MAX_STEP, MAX_REVISION):
+    if not 0 <= revision <= min(current + MAX_STEP, MAX_REVISION):
         raise InvalidRequestError(
             f"revision {revision}: expected one above the current {current} of {spec.name}, by at most 2^32"
         )

@@ -21,8 +21,8 @@ def test_a_number_may_jump_ahead_by_at_most_2_to_the_32() -> None:
         revision_to_set(NOW, 5, 8 + MAX_STEP, None)
 
 
-@pytest.mark.parametrize("number", [0, -1, -(2**63)])
-def test_a_number_is_above_zero(number: int) -> None:
+@pytest.mark.parametrize("number", [-1, -(2**63)])
+def test_a_number_below_zero_is_none(number: int) -> None:
     with pytest.raises(InvalidRequestError, match=f"revision {number}"):
         revision_to_set(NOW, 5, number, None)
 
@@ -43,9 +43,16 @@ def test_no_limit_and_a_limit_of_zero_differ() -> None:
         revision_to_set(Spec("a", limit_bytes=0, revision=7), None, 7, None)
 
 
-def test_a_lower_number_is_stale_even_with_the_same_limit() -> None:
-    with pytest.raises(StaleError, match="revision 6"):
-        revision_to_set(NOW, GIB, 6, None)
+@pytest.mark.parametrize("number", [6, 1, 0])
+def test_a_lower_number_is_stale_even_with_the_same_limit(number: int) -> None:
+    with pytest.raises(StaleError, match=f"revision {number}"):
+        revision_to_set(NOW, GIB, number, None)
+
+
+def test_the_number_of_a_name_that_was_never_limited_is_zero() -> None:
+    assert revision_to_set(Spec("a"), None, 0, None) == 0
+    with pytest.raises(ConflictError, match="revision 0"):
+        revision_to_set(Spec("a"), 5, 0, None)
 
 
 def test_an_expectation_that_holds_takes_the_next_number() -> None:
