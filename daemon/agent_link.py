@@ -16,6 +16,8 @@ from kvquota.native import Desired, DesiredWriter, ObservedReader, packet
 RING_TIMEOUT = 5.0
 """Seconds after which a ring without an answer shows."""
 _PACKETS_AT_ONCE = 64
+_FIRST_LOOK = 0.01
+_LAST_LOOK = 1.0
 
 
 class AgentLink:
@@ -31,6 +33,7 @@ class AgentLink:
         self._revision = 0
         self._answered = True
         self._timer: asyncio.TimerHandle | None = None
+        self._look_again: asyncio.TimerHandle | None = None
         self._odd_packet_logged = False
         self._changed: Callable[[], None] = lambda: None
         self._ended: Callable[[str], None] = lambda _: None
@@ -47,16 +50,14 @@ class AgentLink:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._connection, self._receive)
         loop.add_reader(self._pidfd, self._ended, "process_ended")
+        self._await_answer()
 
     def tell(self, spec: Spec) -> None:
         """Put `spec` in force and ring. Never blocks."""
         self._write(spec)
         # A peer that is gone is told by its connection, where it is handled.
         packet.ring(self._connection)
-        if self._timer is not None or not self._answered:
-            # An earlier ring waits for its answer: that one's time counts.
-            return
-        self._timer = asyncio.get_running_loop().call_later(RING_TIMEOUT, self._unanswered)
+        self._await_answer()
 
     def report(self) -> Report:
         """What the leader's segment says now."""
@@ -75,7 +76,9 @@ class AgentLink:
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._connection)
         loop.remove_reader(self._pidfd)
-        self._stop_timer()
+        for timer in (self._timer, self._look_again):
+            if timer is not None:
+                timer.cancel()
         self._connection.close()
         os.close(self._pidfd)
         self._desired.close()
@@ -110,8 +113,22 @@ class AgentLink:
         except OSError as problem:
             self._ended(f"connection failed: {problem.strerror}")
             return
-        self._stop_timer()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self._answered = True
+        # A ring may be for something else: the limit is taken up when the report says so.
+        self._await_answer()
+        self._look(_FIRST_LOOK)
+
+    def _look(self, pause: float) -> None:
+        """Pass the news on; again in `pause` seconds where a write was under way: nobody rings at its end."""
+        if self._look_again is not None:
+            self._look_again.cancel()
+        _, fresh = self._observed.read()
+        again = not fresh and pause <= _LAST_LOOK
+        loop = asyncio.get_running_loop()
+        self._look_again = loop.call_later(pause, self._look, 2 * pause) if again else None
         self._changed()
 
     def _refuse_packet(self, payload: bytes) -> None:
@@ -121,15 +138,18 @@ class AgentLink:
             self._odd_packet_logged = True
             log.warning("packet_refused", instance=self.hello.instance, reason=f"unknown kind {kind!r}")
 
+    def _await_answer(self) -> None:
+        # Where an earlier ring waits for its answer, that one's time counts.
+        if self._timer is None and self._answered and not self._taken_up():
+            self._timer = asyncio.get_running_loop().call_later(RING_TIMEOUT, self._unanswered)
+
+    def _taken_up(self) -> bool:
+        observed, _ = self._observed.read()
+        return observed.revision_decided >= self._revision
+
     def _unanswered(self) -> None:
         self._timer = None
-        observed, _ = self._observed.read()
-        if observed.revision_decided < self._revision:
+        if not self._taken_up():
             self._answered = False
             log.warning("ring_unanswered", instance=self.hello.instance, revision=self._revision)
             self._changed()
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None

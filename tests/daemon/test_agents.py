@@ -266,6 +266,18 @@ def test_a_ring_without_an_answer_shows_and_an_answer_clears_it(daemon_process: 
         agent.publish(revision_decided=0, revision_applied=0, status=int(Status.DEFERRED),
                       reason=int(Reason.SHRINKING))  # fmt: skip
         assert next(watch).instances[0].reason == pb.REASON_WAITING_FOR_ENGINE
+        # It rang for something else, and the limit is still not taken up.
+        assert next(watch).instances[0].reason == pb.REASON_ENGINE_NOT_RESPONDING
+        watch.cancel()
+
+
+def test_a_welcome_without_an_answer_shows(daemon_process: DaemonProcess) -> None:
+    daemon_process.set("a", 5, create=True)
+    with connected(daemon_process) as agent, daemon_process.stub("read") as stub:
+        watch = stub.Watch(pb.WatchRequest(names=["a"]), timeout=TIMEOUT)
+        agent.hello("a")
+        agent.publish(ring=False, revision_decided=0, revision_applied=0)
+        assert any(now.instances[0].reason == pb.REASON_ENGINE_NOT_RESPONDING for now in watch)
         watch.cancel()
 
 

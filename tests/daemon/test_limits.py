@@ -1,6 +1,7 @@
 """Limits over gRPC, against a real daemon: what is refused, what is kept, what a wait answers."""
 
 import concurrent.futures
+import mmap
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ import pytest
 from kvquota.native.status import Reason, Status
 from kvquota.v1 import quota_pb2 as pb
 
-from tests.support.daemon import PAGE, TIMEOUT, DaemonProcess, FakeAgent
+from tests.support.daemon import PAGE, TIMEOUT, DaemonProcess, FakeAgent, until
 
 GIB = 1 << 30
 
@@ -57,7 +58,6 @@ def test_a_name_never_seen_is_refused_with_its_near_matches(daemon_process: Daem
         ({"name": "../x"}, ["'../x'"]),
         ({"name": ""}, ["''"]),
         ({"revision": 9, "expected_revision": 7}, ["9", "7"]),
-        ({"revision": 0}, ["revision 0"]),
         ({"revision": -4}, ["-4"]),
         ({"revision": 2**40}, [str(2**40)]),
         ({"wait": True, "wait_timeout_ms": -1}, ["-1"]),
@@ -85,6 +85,10 @@ def test_revisions_are_in_one_order(daemon_process: DaemonProcess) -> None:
     with refused(grpc.StatusCode.FAILED_PRECONDITION, "revision 9") as state:
         daemon_process.set("a", 5, revision=9)
     assert [now.revision for now in state] == [10]
+    with refused(grpc.StatusCode.FAILED_PRECONDITION, "revision 0") as state:
+        daemon_process.set("a", 5, revision=0)
+    assert [now.revision for now in state] == [10]
+    assert daemon_process.set("new", None, revision=0, create=True).instance.revision == 0
     assert daemon_process.set("a", None, expected_revision=10).instance.revision == 11
     assert not daemon_process.get("a").HasField("limit_bytes")
 
@@ -214,6 +218,26 @@ def test_a_wait_ends_at_the_floor_too(daemon_process: DaemonProcess, agent: Fake
         response = waiting.result(TIMEOUT)
     assert (response.instance.reason, response.instance.settled) == (pb.REASON_FLOOR, True)
     assert response.instance.limit_bytes == 0
+
+
+def test_a_wait_ends_when_the_report_could_not_be_read_at_the_ring(
+    daemon_process: DaemonProcess, agent: FakeAgent
+) -> None:
+    agent.hello("a")
+    agent.publish()
+    with daemon_process.stub() as stub, mmap.mmap(agent.fds[1], 4096) as segment:
+        waiting = stub.SetLimit.future(
+            pb.SetLimitRequest(name="a", limit_bytes=GIB, wait=True, wait_timeout_ms=60_000), timeout=TIMEOUT
+        )
+        agent.wait_ring()
+        agent.publish(ring=False)
+        # As a leader that lost its processor in the midst of a write.
+        sequence = segment[64]
+        segment[64] = sequence | 1
+        agent.sock.send(b"!")
+        until("it is read", lambda: not daemon_process.get("a").settled)
+        segment[64] = sequence
+        assert waiting.result(TIMEOUT).instance.status == pb.STATUS_APPLIED
 
 
 def test_a_wait_has_a_time_out_of_its_own_and_answers_with_the_state(
