@@ -51,6 +51,7 @@ class Agent:
         self._shown = adapter.usage()
         self._due = True
         self._wanted = 0
+        self._queued = (0, 0)
         self._closed = False
         try:
             session = _join(self._link, settings)
@@ -84,7 +85,9 @@ class Agent:
         wanted = adapter.wanted()
         self._shown = pinned, evictable, empty, draining = adapter.usage()
         self._pulse(pinned, evictable, empty + self._statistics.credits, draining)
-        if not grown and wanted == self._wanted and not self._due:
+        # While nothing is wanted nobody waits for memory: the engine's counts are asked for only then.
+        same = wanted == self._wanted and (not wanted or adapter.counters()[:2] == self._queued)
+        if same and not grown and not self._due:
             return None
         self._wanted = wanted
         command = self._balloon.end_step(grown)
@@ -201,7 +204,9 @@ class Agent:
             setattr(observed, field, value)
         if self._unreadable and statistics.status != Status.DEGRADED:
             observed.status, observed.reason = Status.DEGRADED, Reason.SEGMENT_UNREADABLE
-        for field, value in self._adapter.counters()._asdict().items():
+        counters = self._adapter.counters()
+        self._queued = counters.requests_waiting, counters.requests_blocked
+        for field, value in counters._asdict().items():
             setattr(observed, field, value)
         self._session.observed.write(observed)
         told = (observed.status, observed.reason, observed.revision_decided, observed.revision_applied)
