@@ -1,0 +1,107 @@
+"""What the agent needs to know of vLLM's pool and scheduler, and what it does to them."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import vllm
+from kvquota.agent.contract import Counters
+from kvquota.agent.geometry import Geometry
+from kvquota.native import PageQueue
+
+
+class VllmAdapter:
+    """The Adapter of one vLLM scheduler, whose pool has `queue` as its free list."""
+
+    def __init__(
+        self, scheduler: Any, geometry: Geometry, queue: PageQueue, wake: Callable[[], None]
+    ) -> None:
+        self.engine = f"vllm {vllm.__version__}"
+        self.usage = queue.usage
+        self.allow = queue.allow
+        self.grown = queue.grown
+        self.wake = wake
+        self.grow_now: Callable[[int], int] = lambda _pages: 0
+        self._scheduler = scheduler
+        self._pool = scheduler.kv_cache_manager.block_pool
+        self._queue = queue
+        self._ranges = geometry.ranges()
+        self._page_blocks = max(end - first for first, end in self._ranges)
+        self._wanted = 0
+        self._evicted = 0
+        self._refused = 0
+        self._blocked_ns = 0
+        self._blocked_since = 0
+
+    def take(self, pages: int) -> list[int]:
+        """Out of circulation, with their cached blocks evicted as vLLM evicts them."""
+        victims = self._queue.victims(pages)
+        for page in victims:
+            cached = self._queue.take(page)
+            # Blocks that were unpinned are read until they are reused; the pool calls their readers off.
+            if self._pool._reuse_watchers:
+                self._pool._notify_reuse(cached)
+            self._evict(cached)
+        return victims
+
+    def give(self, pages: Sequence[int]) -> None:
+        """Every rank has unmapped them: they may be grown again."""
+        for page in pages:
+            self._queue.give(page)
+
+    def drain(self, pages: int) -> None:
+        """The blocks of a page that starts to drain lose their hashes, those in use too."""
+        for page in self._queue.drain(pages):
+            first, end = self._ranges[page]
+            self._evict(self._pool.blocks[first:end])
+
+    def _evict(self, blocks: Sequence[Any]) -> None:
+        evict = self._pool._maybe_evict_cached_block
+        self._evicted += sum(evict(block) for block in blocks)
+
+    def refuse(self, missing: int, *, running: bool) -> bool:
+        """A request lacked `missing` blocks. True if it should try again: there are pages for it now."""
+        self._refused += 1
+        pages = -(-missing // self._page_blocks)
+        self._wanted = max(self._wanted, pages)
+        if running:
+            return self.grow_now(pages) > 0
+        if not self._blocked_since:
+            self._blocked_since = time.monotonic_ns()
+        return False
+
+    def begin_scheduling(self) -> None:
+        """Forget what the last step wanted: what is still refused in this one says so again."""
+        self._wanted = 0
+
+    def end_scheduling(self) -> None:
+        """Free blocks of draining pages are for running requests only: nobody else may count on them."""
+        self._queue.for_running = False
+        if self._blocked_since and not self._wanted:
+            self._blocked_ns += time.monotonic_ns() - self._blocked_since
+            self._blocked_since = 0
+
+    @property
+    def blocked(self) -> bool:
+        """Whether this step refused memory to a request."""
+        return self._wanted > 0
+
+    def wanted(self) -> int:
+        """What the requests refused in this step lacked."""
+        return self._wanted
+
+    def busy(self) -> bool:
+        """Whether there are requests."""
+        return bool(self._scheduler.requests)
+
+    def counters(self) -> Counters:
+        """Waiting requests are blocked where the first of them was refused memory."""
+        scheduler = self._scheduler
+        waiting = len(scheduler.waiting) + len(scheduler.kv_holding_waiting)
+        return Counters(
+            requests_waiting=waiting,
+            requests_blocked=waiting if self._wanted else 0,
+            blocks_evicted=self._evicted,
+            refused=self._refused,
+            blocked_ns=self._blocked_ns,
+        )

@@ -1,0 +1,71 @@
+"""vLLM's block pool and KV cache manager, once their free list is a PageQueue."""
+
+from typing import Any
+
+from kvquota.agent.engines.vllm.adapter import VllmAdapter
+from kvquota.native import PageQueue
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+from vllm.v1.request import Request, RequestStatus
+
+
+class ElasticBlockPool(BlockPool):
+    """A pool whose blocks come and go with their pages: a withheld block is in no list and has no hash."""
+
+    free_block_queue: PageQueue
+    capacity_blocks: int
+    """Blocks with every page in circulation."""
+
+    @property
+    def num_gpu_blocks(self) -> int:
+        """Blocks that may be used now, the null block included.
+
+        What the pool derives from it, `get_usage` and whether a reset may go ahead, then follows the limit.
+        """
+        queue = self.free_block_queue
+        used = self.capacity_blocks - queue.max_free_blocks
+        return used + queue.num_free_blocks
+
+    def cache_full_blocks(
+        self,
+        request: Request,
+        blocks: Any,
+        num_cached_blocks: int,
+        num_full_blocks: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Cache them, but nothing of a draining page: a hit would keep the page."""
+        super().cache_full_blocks(request, blocks, num_cached_blocks, num_full_blocks, *args, **kwargs)
+        queue = self.free_block_queue
+        if queue.usage()[3]:
+            for block in blocks[num_cached_blocks:num_full_blocks]:
+                if queue.is_draining(block):
+                    self._maybe_evict_cached_block(block)
+
+
+class ElasticKVCacheManager(KVCacheManager):
+    """Tells the queue for whom it allocates, and the adapter what was refused."""
+
+    adapter: VllmAdapter
+
+    def allocate_slots(
+        self, request: Request, num_new_tokens: int, *args: Any, **kwargs: Any
+    ) -> KVCacheBlocks | None:
+        """As vLLM, but a running request asks for more pages before the engine preempts one."""
+        running = request.status == RequestStatus.RUNNING
+        self.block_pool.free_block_queue.for_running = running
+        blocks = super().allocate_slots(request, num_new_tokens, *args, **kwargs)
+        if blocks is None and self.adapter.refuse(self._missing(request, num_new_tokens), running=running):
+            blocks = super().allocate_slots(request, num_new_tokens, *args, **kwargs)
+        return blocks
+
+    def _missing(self, request: Request, num_new_tokens: int) -> int:
+        """Blocks that `request` lacked; at least 1. A prefix that hits is not subtracted."""
+        tokens = max(request.num_tokens, request.num_computed_tokens + num_new_tokens)
+        lacking = 0
+        for manager in self.coordinator.single_type_managers:
+            held = len(manager.req_to_blocks.get(request.request_id, ()))
+            lacking += max(0, -(-tokens // manager.block_size) - held)
+        free: int = self.block_pool.get_num_free_blocks()
+        return max(1, lacking - free)

@@ -1,0 +1,140 @@
+"""vLLM's schedulers with an agent: it acts at the top of a step, and its page command rides the output."""
+
+import os
+import sys
+from types import FrameType
+from typing import Any
+
+from kvquota.agent.agent import Agent
+from kvquota.agent.engines.vllm import versions
+from kvquota.agent.engines.vllm.adapter import VllmAdapter
+from kvquota.agent.engines.vllm.layout import COMMAND, Layout
+from kvquota.agent.engines.vllm.pool import ElasticBlockPool, ElasticKVCacheManager
+from kvquota.agent.geometry import Geometry
+from kvquota.agent.rank_link import RemoteRank, rank_address
+from kvquota.agent.settings import Settings
+from kvquota.native import PageQueue
+from vllm.logger import init_logger
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreRequestType
+from vllm.v1.engine.core import EngineCore
+
+logger = init_logger(__name__)
+
+_RANK_TIMEOUT_S = 10.0
+# Whatever ends a shortage rings, so this bounds only what a lost ring could cost.
+_LONGEST_REST_S = 1.0
+
+
+class _Elastic(Scheduler):
+    """What both schedulers add to vLLM's."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        settings = Settings.read(os.environ)
+        if settings is None:
+            logger.warning("KVQUOTA is not 1: %s runs without kvquota", type(self).__name__)
+            self.__class__ = AsyncScheduler if isinstance(self, AsyncScheduler) else Scheduler
+            return
+        versions.check(self.vllm_config)
+        self._engine = _engine_core()
+        geometry = Layout.of(self.kv_cache_config).geometry()
+        queue = self._become_elastic(geometry)
+        self._adapter = VllmAdapter(self, geometry, queue, self._wake)
+        self.kv_cache_manager.adapter = self._adapter
+        engine_id = self.vllm_config.instance_id
+        ranks = [
+            RemoteRank(rank_address(engine_id, rank), f"rank {rank}", geometry, _RANK_TIMEOUT_S)
+            for rank in range(self.vllm_config.parallel_config.world_size)
+        ]
+        self._agent = Agent(self._adapter, ranks, pages=geometry.pages, floor=1, settings=settings)
+        self._adapter.grow_now = self._agent.grow_now
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        """As vLLM, between the agent's two calls."""
+        self._agent.begin_step()
+        self._adapter.begin_scheduling()
+        output = super().schedule(*args, **kwargs)
+        self._adapter.end_scheduling()
+        command = self._agent.end_step()
+        if command is not None:
+            setattr(output, COMMAND, command)
+        elif self._adapter.blocked and not output.total_num_scheduled_tokens:
+            self._rest(output)
+        return output
+
+    def has_requests(self) -> bool:
+        """As vLLM, and while the agent has something to do that needs a step. Never while it only waits."""
+        if super().has_requests():
+            return True
+        self._agent.poll()
+        return self._agent.needs_step
+
+    def shutdown(self) -> None:
+        """Leave the daemon, then as vLLM."""
+        self._agent.close()
+        super().shutdown()
+
+    def _become_elastic(self, geometry: Geometry) -> PageQueue:
+        """Put a PageQueue in the place of the free list, with only the null block's page in circulation."""
+        manager = self.kv_cache_manager
+        pool = manager.block_pool
+        queue = PageQueue(pool.blocks, geometry.ranges())
+        queue.put(0)
+        queue.remove(pool.null_block)
+        pool.free_block_queue = queue
+        pool.capacity_blocks = geometry.capacity_blocks
+        pool.__class__ = ElasticBlockPool
+        manager.__class__ = ElasticKVCacheManager
+        return queue
+
+    def _wake(self) -> None:
+        inputs = getattr(self._engine, "input_queue", None)
+        if inputs is not None:
+            inputs.put_nowait((EngineCoreRequestType.WAKEUP, None))
+
+    def _rest(self, output: SchedulerOutput) -> None:
+        """Sleep until the engine core is told something: a limit or a credit, a request, an abort, a signal.
+
+        Without it a loop that can admit nothing spins. News that came since begin_step is still in the input
+        queue. No sleep while a step with tokens is in flight, or anything but memory is awaited: that may
+        advance by stepping alone.
+        """
+        inputs = getattr(self._engine, "input_queue", None)
+        in_flight = any(step.total_num_scheduled_tokens for _, step, _ in self._engine.batch_queue or ())
+        if (
+            inputs is None
+            or in_flight
+            or output.finished_req_ids
+            or self.running
+            or self.deferred_waiting
+            or self.deferred_frees
+            or self.connector is not None
+            or self.ec_connector is not None
+            or self.parallel_config.data_parallel_size > 1
+            or self._agent.needs_step
+        ):
+            return
+        with inputs.not_empty:
+            inputs.not_empty.wait_for(lambda: inputs.queue, _LONGEST_REST_S)
+
+
+class KvquotaScheduler(_Elastic):
+    """For synchronous scheduling."""
+
+
+class KvquotaAsyncScheduler(_Elastic, AsyncScheduler):
+    """For asynchronous scheduling."""
+
+
+def _engine_core() -> Any:
+    """The engine core that is building this scheduler. It passes no reference, and no call gives one."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, EngineCore):
+            return owner
+        frame = frame.f_back
+    raise RuntimeError("no EngineCore is building this scheduler: nothing could wake it")
