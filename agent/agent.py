@@ -83,15 +83,16 @@ class Agent:
         adapter = self._adapter
         grown = adapter.grown()
         wanted = adapter.wanted()
-        self._shown = pinned, evictable, empty, draining = adapter.usage()
-        self._pulse(pinned, evictable, empty + self._statistics.credits, draining)
+        command = None
         # While nothing is wanted nobody waits for memory: the engine's counts are asked for only then.
         same = wanted == self._wanted and (not wanted or adapter.counters()[:2] == self._queued)
-        if same and not grown and not self._due:
-            return None
-        self._wanted = wanted
-        command = self._balloon.end_step(grown)
-        self._publish()
+        if not same or grown or self._due:
+            self._wanted = wanted
+            command = self._balloon.end_step(grown)
+            self._publish()
+        # After the books: before, the credit of a page that grew would count beside the page.
+        self._shown = pinned, evictable, empty, draining = adapter.usage()
+        self._pulse(pinned, evictable, empty + self._statistics.credits, draining)
         return command
 
     def poll(self) -> None:
@@ -105,9 +106,10 @@ class Agent:
     def needs_step(self) -> bool:
         """Whether an idle engine should make a step now. False while only ranks or requests are awaited.
 
-        An engine that goes idle asks this before it sleeps: what its last step freed is published then.
+        An engine that goes idle asks this before it sleeps: what its last step freed, and which requests
+        wait, is published then.
         """
-        if self._adapter.usage() != self._shown:
+        if self._adapter.usage() != self._shown or self._adapter.counters()[:2] != self._queued:
             self._publish()
         needs = self._changed() or self._balloon.can_act
         if needs:
@@ -176,8 +178,9 @@ class Agent:
 
     def _read_limit(self, session: Session) -> None:
         desired, fresh = session.desired.read()
-        self._unreadable = not fresh
-        if not fresh:
+        # A segment that says nonsense is no better than one that can't be read.
+        self._unreadable = not fresh or (desired.limit_bytes or 0) < 0
+        if self._unreadable:
             return
         if desired.revision > self._balloon.revision:
             self._balloon.set_limit(desired.limit_bytes, desired.revision)
@@ -197,6 +200,8 @@ class Agent:
             self._watcher.alarm(retry_at / 1e9)
         self._statistics = statistics = balloon.statistics()
         self._shown = self._adapter.usage()
+        counters = self._adapter.counters()
+        self._queued = counters[:2]
         if self._session is None:
             return
         observed = Observed()
@@ -204,8 +209,6 @@ class Agent:
             setattr(observed, field, value)
         if self._unreadable and statistics.status != Status.DEGRADED:
             observed.status, observed.reason = Status.DEGRADED, Reason.SEGMENT_UNREADABLE
-        counters = self._adapter.counters()
-        self._queued = counters.requests_waiting, counters.requests_blocked
         for field, value in counters._asdict().items():
             setattr(observed, field, value)
         self._session.observed.write(observed)
@@ -233,17 +236,17 @@ def _no_pulse(pinned: int, evictable: int, warm: int, draining: int) -> None:
 def _join(link: DaemonLink, settings: Settings) -> Session | None:
     """Wait up to 2 s for the daemon's welcome; None where there is none, or it does not answer."""
     end = time.monotonic() + _JOIN_S
-    taken: RefusedError | None = None
+    refusal: RefusedError | None = None
     while time.monotonic() < end:
         try:
             came = link.step()
         except RefusedError as error:
-            if error.code != "name_in_use":
+            if error.code not in ("name_in_use", "too_many"):
                 raise SettingError(
                     f"the daemon at {settings.socket} refuses instance {settings.instance!r}: "
                     f"{error.code}, {error}"
                 ) from error
-            taken = error
+            refusal = error
         except ValueError as error:
             raise SettingError(
                 f"KVQUOTA_AGENT_SOCKET is {str(settings.socket)!r}, and what answers there is no daemon "
@@ -262,12 +265,13 @@ def _join(link: DaemonLink, settings: Settings) -> Session | None:
             if isinstance(came, Session):
                 return came
         _wait(link, end)
-    if taken is not None:
+    if refusal is not None and refusal.code == "name_in_use":
         raise SettingError(
-            f"KVQUOTA_INSTANCE is {settings.instance!r}, and another engine has that name: {taken}; "
+            f"KVQUOTA_INSTANCE is {settings.instance!r}, and another engine has that name: {refusal}; "
             "choose another"
-        ) from taken
-    _log.warning("kvquota: the daemon at %s does not answer: starting without", settings.socket)
+        ) from refusal
+    why = "does not answer" if refusal is None else f"has no room: {refusal}"
+    _log.warning("kvquota: the daemon at %s %s: starting without", settings.socket, why)
     return None
 
 

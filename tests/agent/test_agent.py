@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from kvquota.agent.contract import Counters, PageCommand
 from kvquota.agent.settings import SettingError
 from kvquota.native import Desired
 from kvquota.native.status import Reason, Status
@@ -130,6 +131,34 @@ def test_memory_of_the_device_is_taken_against_its_record(socket_path: Path, rig
         engine.close()
 
 
+def test_what_the_daemon_reads_in_the_midst_of_a_step_adds_up(daemon: FakeDaemon, rig: Make) -> None:
+    engine = rig(reserve=4)
+    connection = daemon.connection()
+    engine.until(lambda: engine.adapter.allowed == 4)
+    seen = []
+
+    def counters() -> Counters:
+        now = connection.read()
+        seen.append((now.mapped_pages, now.pinned_pages + now.evictable_pages + now.warm_pages))
+        return Counters()
+
+    engine.adapter.counters = counters  # type: ignore[method-assign]
+    engine.agent.begin_step()
+    engine.adapter.grow(3)
+    engine.rank.apply(engine.agent.end_step() or PageCommand(0))
+    assert seen
+    assert all(mapped == parts for mapped, parts in seen), seen
+
+
+def test_requests_that_wait_are_shown_while_nothing_else_changes(daemon: FakeDaemon, rig: Make) -> None:
+    engine = rig()
+    connection = daemon.connection()
+    engine.adapter.counters = lambda: Counters(requests_waiting=2, requests_blocked=2)  # type: ignore[method-assign]
+    engine.step()
+    assert not engine.needs_step()
+    assert (connection.read().requests_waiting, connection.read().requests_blocked) == (2, 2)
+
+
 def test_growth_for_a_running_request_is_had_within_the_wait(rig: Make) -> None:
     engine = rig()
     engine.agent.begin_step()
@@ -141,7 +170,7 @@ def test_growth_for_a_running_request_is_had_within_the_wait(rig: Make) -> None:
     engine.rank.apply(command)
 
 
-@pytest.mark.parametrize("code", ["version", "not_allowed", "bad_hello", "too_many"])
+@pytest.mark.parametrize("code", ["version", "not_allowed", "bad_hello"])
 def test_a_daemon_that_refuses_ends_the_start_with_its_reason(
     socket_path: Path, rig: Make, code: str
 ) -> None:
@@ -167,13 +196,16 @@ def test_a_name_in_use_is_tried_again_and_then_names_the_variable(socket_path: P
     assert len(answers) > 2
 
 
-def test_a_name_that_becomes_free_is_taken(socket_path: Path, rig: Make) -> None:
+@pytest.mark.parametrize("code", ["name_in_use", "too_many"])
+def test_a_daemon_that_takes_the_engine_a_little_later_is_joined(
+    socket_path: Path, rig: Make, code: str
+) -> None:
     answers: list[str] = []
 
     def answer(connection: Connection) -> None:
         answers.append("")
         if len(answers) < 3:
-            connection.refuse("name_in_use")
+            connection.refuse(code)
         else:
             connection.welcome()
 

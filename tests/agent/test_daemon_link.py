@@ -127,6 +127,18 @@ def test_a_segment_left_locked_is_reported_and_the_last_limit_stays(daemon: Fake
     assert connection.standing() == (Status.APPLIED, Reason.NONE)
 
 
+def test_a_limit_below_zero_is_reported_and_the_last_one_stays(daemon: FakeDaemon, rig: Make) -> None:
+    engine = rig()
+    connection = daemon.connection()
+    connection.limit(5 * PAGE, 1)
+    connection.wait(lambda seen: seen.revision_applied == 1, engine.turn)
+    connection.limit(-1, 2)
+    connection.wait(lambda seen: seen.reason == Reason.SEGMENT_UNREADABLE, engine.turn)
+    assert engine.agent.statistics().limit_bytes == 5 * PAGE
+    connection.limit(4 * PAGE, 3)
+    connection.wait(lambda seen: seen.revision_applied == 3, engine.turn)
+
+
 def test_a_forked_child_does_not_hold_the_connection(daemon: FakeDaemon, rig: Make) -> None:
     engine = rig()
     connection = daemon.connection()
