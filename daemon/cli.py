@@ -5,6 +5,7 @@ import grp
 import pwd
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -16,7 +17,9 @@ from kvquota.daemon.peer import Admission
 from kvquota.daemon.settings import Settings
 from kvquota.daemon.spec import INT64_MAX
 
-_SIZE = re.compile(r"([0-9]+)(?:([KMGT])(?:i?B)?)?", re.IGNORECASE | re.ASCII)
+_SIZE = re.compile(r"([0-9]{1,19})(?:([KMGT])(?:i?B)?)?", re.IGNORECASE | re.ASCII)
+_ID = re.compile(r"[0-9]{1,10}", re.ASCII)
+_MAX_ID = 2**32 - 2
 _FOLDER = click.Path(path_type=Path)
 _SHIFT = {None: 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
@@ -48,17 +51,21 @@ def _groups(_context: click.Context, _option: click.Parameter, values: tuple[str
 
 
 def _uid(value: str) -> int:
-    try:
-        return int(value) if value.isdecimal() else pwd.getpwnam(value).pw_uid
-    except KeyError:
-        raise click.BadParameter(f"there is no user {value!r}") from None
+    return _id(value, "user", lambda: pwd.getpwnam(value).pw_uid)
 
 
 def _gid(value: str) -> int:
+    return _id(value, "group", lambda: grp.getgrnam(value).gr_gid)
+
+
+def _id(value: str, kind: str, look_up: Callable[[], int]) -> int:
     try:
-        return int(value) if value.isdecimal() else grp.getgrnam(value).gr_gid
+        number = int(value) if _ID.fullmatch(value) else look_up()
     except KeyError:
-        raise click.BadParameter(f"there is no group {value!r}") from None
+        number = -1
+    if not 0 <= number <= _MAX_ID:
+        raise click.BadParameter(f"there is no {kind} {value!r}")
+    return number
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -38,7 +38,7 @@ class LockedFolder:
     def __init__(self, path: Path, mode: int) -> None:
         self.path = path.absolute()
         try:
-            self.path.mkdir(mode=mode, parents=True, exist_ok=True)
+            self._make(mode)
             self._fd = self._lock()
         except OSError as problem:
             raise StartError(f"{self.path}: {problem.strerror}") from problem
@@ -47,6 +47,13 @@ class LockedFolder:
         """Let the next daemon in. Its lock file goes while the lock is still held."""
         self._lock_path.unlink(missing_ok=True)
         os.close(self._fd)
+
+    def _make(self, mode: int) -> None:
+        # Whatever the umask: others must reach the sockets, or must not see the specs.
+        for folder in reversed([self.path, *self.path.parents]):
+            if not folder.is_dir():
+                folder.mkdir(exist_ok=True)
+                folder.chmod(mode if folder == self.path else 0o755)
 
     @property
     def _lock_path(self) -> Path:

@@ -12,7 +12,7 @@ from kvquota.daemon import errors, log
 from kvquota.daemon.agent_link import AgentLink
 from kvquota.daemon.hello import RefusedError, welcome
 from kvquota.daemon.revision import join, revision_to_set, show
-from kvquota.daemon.spec import Spec
+from kvquota.daemon.spec import Spec, name_problem, shorten
 from kvquota.daemon.spec_store import SpecStore
 from kvquota.daemon.status import view
 from kvquota.daemon.subscription import Subscription
@@ -220,9 +220,9 @@ class Registry:
             subscription.mark(name)
 
     def _unknown(self, name: str) -> errors.QuotaError:
-        near = difflib.get_close_matches(name, self._instances, n=3)
+        near = [] if name_problem(name) else difflib.get_close_matches(name, self._instances, n=3)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        return errors.UnknownInstanceError(f"no instance {name!r} was ever seen{hint}")
+        return errors.UnknownInstanceError(f"no instance {shorten(name)} was ever seen{hint}")
 
 
 def _log_limit(event: str, spec: Spec) -> None:

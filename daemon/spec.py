@@ -13,18 +13,24 @@ FORMAT = 1
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 _MAX_FILE_STEM = 240
+_MAX_SHOWN = 200
 
 
 def name_problem(name: str) -> str | None:
     """Why `name` can't be an instance's; None when it can."""
     if not _NAME.fullmatch(name) or ".." in name:
         return (
-            f"instance name {name!r}: expected 1 to 128 letters, digits and . _ / -, "
+            f"instance name {shorten(name)}: expected 1 to 128 letters, digits and . _ / -, "
             "the first a letter or a digit, without '..'"
         )
     if len(file_stem(name)) > _MAX_FILE_STEM:
         return f"instance name {name!r}: too many '/' for a file name of {_MAX_FILE_STEM} characters"
     return None
+
+
+def shorten(name: str) -> str:
+    """What was given as a name, quoted: a gRPC status has no room for any length."""
+    return repr(name if len(name) <= _MAX_SHOWN else f"{name[:_MAX_SHOWN]}...")
 
 
 def file_stem(name: str) -> str:

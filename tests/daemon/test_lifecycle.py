@@ -46,6 +46,18 @@ def test_the_sockets_modes_are_the_roles(daemon_process: DaemonProcess) -> None:
     assert modes == {"control.sock": 0o660, "read.sock": 0o666, "agent.sock": 0o666}
 
 
+def test_the_folders_are_open_and_closed_whatever_the_umask(short_dir: Path) -> None:
+    daemon = DaemonProcess(short_dir)
+    before = os.umask(0o077)
+    try:
+        daemon.start()
+    finally:
+        os.umask(before)
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (daemon.runtime_dir, daemon.state_dir)]
+    assert modes == [0o755, 0o700]
+    daemon.kill()
+
+
 def test_the_control_sockets_group_is_the_configured_one(short_dir: Path) -> None:
     group = os.getgroups()[-1] if os.geteuid() else 4242
     daemon = DaemonProcess(short_dir, options=["--group", str(group)])
@@ -135,7 +147,10 @@ def test_odd_characters_in_the_path_are_just_characters(short_dir: Path) -> None
         (["--capacity", ""], "''"),
         (["--capacity", "9999999999T"], "9999999999T"),
         (["--device", "cuda"], "cuda"),
+        (["--capacity", "9" * 5000], "9999"),
         (["--group", "no-such-group"], "no-such-group"),
+        (["--group", str(2**32)], str(2**32)),
+        (["--agent-group", "9" * 5000], "9999"),
         (["--agent-user", "no-such-user"], "no-such-user"),
         (["--name", "a/b"], "a/b"),
     ],

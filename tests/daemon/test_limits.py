@@ -46,6 +46,8 @@ def test_a_name_never_seen_is_refused_with_its_near_matches(daemon_process: Daem
         daemon_process.set("chat-larg", 5)
     with refused(grpc.StatusCode.NOT_FOUND, "'other'"):
         daemon_process.get("other")
+    with refused(grpc.StatusCode.NOT_FOUND, "'xxx"):
+        daemon_process.get("x" * 20_000)
     with daemon_process.stub() as stub:
         listed = stub.ListInstances(pb.ListInstancesRequest(), timeout=TIMEOUT)
     assert [instance.name for instance in listed.instances] == ["chat-large"]
@@ -57,6 +59,7 @@ def test_a_name_never_seen_is_refused_with_its_near_matches(daemon_process: Daem
         ({"limit_bytes": -1}, ["-1"]),
         ({"name": "../x"}, ["'../x'"]),
         ({"name": ""}, ["''"]),
+        ({"name": "x" * 20_000}, ["'xxx"]),
         ({"revision": 9, "expected_revision": 7}, ["9", "7"]),
         ({"revision": -4}, ["-4"]),
         ({"revision": 2**40}, [str(2**40)]),
