@@ -123,6 +123,8 @@ class Agent:
         `timeout`: seconds.
         """
         end = time.monotonic() + timeout
+        # The balloon takes in what grew so far: the step's end must send it, whether or not more grows.
+        self._due = True
         return self._balloon.allow_now(
             pages, lambda rank, created: rank.wait(created, max(0.0, end - time.monotonic()))
         )

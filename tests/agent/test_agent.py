@@ -170,6 +170,19 @@ def test_growth_for_a_running_request_is_had_within_the_wait(rig: Make) -> None:
     engine.rank.apply(command)
 
 
+def test_what_grew_before_a_wait_for_more_is_mapped_with_the_step(rig: Make) -> None:
+    engine = rig(reserve=1)
+    engine.until(lambda: engine.adapter.allowed == 1)
+    assert engine.step() is None
+    engine.agent.begin_step()
+    grown = engine.adapter.grow(1)
+    engine.agent.grow_now(1, timeout=5.0)
+    command = engine.agent.end_step()
+    assert command is not None
+    assert command.maps == tuple(grown)
+    engine.rank.apply(command)
+
+
 @pytest.mark.parametrize("code", ["version", "not_allowed", "bad_hello"])
 def test_a_daemon_that_refuses_ends_the_start_with_its_reason(
     socket_path: Path, rig: Make, code: str
