@@ -243,6 +243,10 @@ class PageQueue:
     @property
     def num_used_blocks(self) -> int: ...
     @property
+    def num_uncached_blocks(self) -> int:
+        """Free blocks, those of growable pages included, that can be handed out without evicting anything."""
+
+    @property
     def max_free_blocks(self) -> int:
         """Free blocks there would be with every page in circulation."""
 

@@ -38,6 +38,8 @@ class PageQueue {
   int64_t num_free() const {
     return uncached_.size + cached_.size + growable_blocks_ + (for_running ? draining_.size : 0);
   }
+  // Of those, the ones that hold nothing cached; not counting draining pages.
+  int64_t num_uncached() const { return uncached_.size + growable_blocks_; }
   int64_t num_used() const { return used_; }
   // Free blocks that there would be with every page in circulation.
   int64_t max_free() const { return usable_ - used_; }

@@ -356,6 +356,10 @@ PyObject* num_used_blocks(PyObject* self, void*) {
   return PyLong_FromLongLong(as_queue(self)->queue->num_used());
 }
 
+PyObject* num_uncached_blocks(PyObject* self, void*) {
+  return PyLong_FromLongLong(as_queue(self)->queue->num_uncached());
+}
+
 PyObject* max_free_blocks(PyObject* self, void*) {
   return PyLong_FromLongLong(as_queue(self)->queue->max_free());
 }
@@ -489,6 +493,7 @@ PyMethodDef queue_methods[] = {
 
 PyGetSetDef queue_properties[] = {
     {"num_free_blocks", num_free_blocks, nullptr, nullptr, nullptr},
+    {"num_uncached_blocks", num_uncached_blocks, nullptr, nullptr, nullptr},
     {"num_used_blocks", num_used_blocks, nullptr, nullptr, nullptr},
     {"max_free_blocks", max_free_blocks, nullptr, nullptr, nullptr},
     {"for_running", for_running, set_for_running, nullptr, nullptr},

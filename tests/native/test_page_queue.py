@@ -293,6 +293,7 @@ class QueueMachine(RuleBasedStateMachine):
         queue, model = self.queue, self.model
         queue.check()
         assert queue.num_free_blocks == model.free()
+        assert queue.num_uncached_blocks == model.free() - len(model.cached)
         assert ids(queue.get_all_free_blocks()) == model.order()
         queue.for_running = True
         assert queue.num_free_blocks == model.free(for_running=True)
