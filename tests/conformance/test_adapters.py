@@ -40,7 +40,7 @@ def test_a_limit_revokes_no_running_request_and_converges_when_it_ends(bench: Be
     expected = bench.run([long], 64) + bench.run(short, 8)
     bench.engine.reset_prefix_cache()
     running = bench.engine.submit(long, 64)
-    bench.wait(lambda seen: seen.pinned_pages == 2)
+    bench.wait(lambda seen: seen.pinned_pages >= 2)
     revision = bench.limit(bench.case.floor)
     bench.wait(lambda seen: seen.revision_decided == revision)
     waiting = [bench.engine.submit(prompt, 8) for prompt in short]

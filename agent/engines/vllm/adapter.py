@@ -27,6 +27,8 @@ class VllmAdapter:
         self._queue = queue
         self._ranges = geometry.ranges()
         self._page_blocks = max(end - first for first, end in self._ranges)
+        self._groups = len(scheduler.kv_cache_manager.coordinator.single_type_managers)
+        self._missing = 0
         self._wanted = 0
         self._evicted = 0
         self._refused = 0
@@ -62,32 +64,38 @@ class VllmAdapter:
     def refuse(self, missing: int, *, running: bool) -> bool:
         """A request lacked `missing` blocks. True if it should try again: there are pages for it now."""
         self._refused += 1
-        pages = -(-missing // self._page_blocks)
-        self._wanted = max(self._wanted, pages)
+        self._missing = max(self._missing, missing)
         if running:
-            return self.grow_now(pages) > 0
+            return self.grow_now(self._pages(missing)) > 0
         if not self._blocked_since:
             self._blocked_since = time.monotonic_ns()
         return False
 
     def begin_scheduling(self) -> None:
-        """Forget what the last step wanted: what is still refused in this one says so again."""
-        self._wanted = 0
+        """Forget what the last step refused: what is still refused in this one says so again."""
+        self._missing = 0
 
     def end_scheduling(self) -> None:
-        """Free blocks of draining pages are for running requests only: nobody else may count on them."""
+        """Look back at what was refused, and ahead to the next block of each running request."""
+        # Free blocks of draining pages are for running requests only: nobody else may count on them.
         self._queue.for_running = False
-        if self._blocked_since and not self._wanted:
+        if self._blocked_since and not self._missing:
             self._blocked_ns += time.monotonic_ns() - self._blocked_since
             self._blocked_since = 0
+        # Rather a new page than an eviction.
+        ahead = self._groups * len(self._scheduler.running) - self._queue.num_uncached_blocks
+        self._wanted = self._pages(max(self._missing, ahead, 0))
+
+    def _pages(self, blocks: int) -> int:
+        return -(-blocks // self._page_blocks)
 
     @property
-    def blocked(self) -> bool:
-        """Whether this step refused memory to a request."""
-        return self._wanted > 0
+    def starved(self) -> bool:
+        """Whether the last step refused memory to a request."""
+        return self._missing > 0
 
     def wanted(self) -> int:
-        """What the requests refused in this step lacked."""
+        """For the requests that the last step refused, and for the running ones to go on."""
         return self._wanted
 
     def busy(self) -> bool:
@@ -100,7 +108,7 @@ class VllmAdapter:
         waiting = len(scheduler.waiting) + len(scheduler.kv_holding_waiting)
         return Counters(
             requests_waiting=waiting,
-            requests_blocked=waiting if self._wanted else 0,
+            requests_blocked=waiting if self._missing else 0,
             blocks_evicted=self._evicted,
             refused=self._refused,
             blocked_ns=self._blocked_ns,

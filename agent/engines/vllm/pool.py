@@ -13,8 +13,6 @@ class ElasticBlockPool(BlockPool):
     """A pool whose blocks come and go with their pages: a withheld block is in no list and has no hash."""
 
     free_block_queue: PageQueue
-    capacity_blocks: int
-    """Blocks with every page in circulation."""
 
     @property
     def num_gpu_blocks(self) -> int:
@@ -23,8 +21,7 @@ class ElasticBlockPool(BlockPool):
         What the pool derives from it, `get_usage` and whether a reset may go ahead, then follows the limit.
         """
         queue = self.free_block_queue
-        used = self.capacity_blocks - queue.max_free_blocks
-        return used + queue.num_free_blocks
+        return queue.num_used_blocks + queue.num_free_blocks
 
     def cache_full_blocks(
         self,

@@ -61,7 +61,7 @@ class _Elastic(Scheduler):
         command = self._agent.end_step()
         if command is not None:
             setattr(output, COMMAND, command)
-        elif self._adapter.blocked and not output.total_num_scheduled_tokens:
+        elif self._adapter.starved and not output.total_num_scheduled_tokens:
             self._rest(output)
         return output
 
@@ -85,7 +85,6 @@ class _Elastic(Scheduler):
         queue.put(0)
         queue.remove(pool.null_block)
         pool.free_block_queue = queue
-        pool.capacity_blocks = geometry.capacity_blocks
         pool.__class__ = ElasticBlockPool
         manager.__class__ = ElasticKVCacheManager
         return queue
