@@ -42,7 +42,7 @@ class Standing(NamedTuple):
 class Session:
     """One connection that a daemon welcomed, with its two segments. Owned by the engine thread."""
 
-    def __init__(self, sock: socket.socket, boot_id: str, device: str, fds: list[int]) -> None:
+    def __init__(self, sock: socket.socket, boot_id: str, fds: list[int]) -> None:
         """Take over `sock` and `fds`: desired, observed, and a host device's record. Raises SegmentError."""
         desired, observed, *record = fds
         try:
@@ -58,7 +58,6 @@ class Session:
         self.record_fd = record[0] if record else None
         self._sock = sock
         self.boot_id = boot_id
-        self.device = device
 
     def ring(self) -> None:
         """Have the daemon look at `observed`. Never blocks; that a daemon is gone, the watcher notices."""
@@ -240,4 +239,4 @@ def _welcome(sock: socket.socket, answer: packet.Packet) -> Session:
         for fd in fds:
             os.close(fd)
         raise
-    return Session(sock, boot_id, device, fds)
+    return Session(sock, boot_id, fds)

@@ -9,8 +9,8 @@ from pathlib import Path
 DEFAULT_SOCKET = Path("/run/kvquota/gpu0/agent.sock")
 DEFAULT_RESERVE_BYTES = 64 << 20
 
-_SUFFIXES = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
-_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
+_SUFFIXES = {None: 0, "K": 10, "M": 20, "G": 30, "T": 40}
+_SIZE = re.compile(r"(\d{1,18})(?:(\.\d{1,9})?\s*([KMGT])(?:i?B)?|\s*B)?", re.IGNORECASE | re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}", re.ASCII)
 
 
@@ -63,10 +63,9 @@ def _size(variable: str, value: str) -> int:
     match = _SIZE.fullmatch(value.strip())
     if match is None:
         raise SettingError(f"{variable} is {value!r}: expected bytes, or a size such as 512M or 1.5GiB")
-    number, suffix = match.groups()
-    whole, _, part = number.partition(".")
-    scale = 1 << _SUFFIXES[suffix.upper()]
-    size = int(whole) * scale + (int(part) * scale // 10 ** len(part) if part else 0)
+    whole, part, suffix = match.groups()
+    scale = 1 << _SUFFIXES[suffix and suffix.upper()]
+    size = int(whole) * scale + (int(part[1:]) * scale // 10 ** len(part[1:]) if part else 0)
     if size >= 1 << 63:
         raise SettingError(f"{variable} is {value!r}: expected less than 2^63 bytes")
     return size

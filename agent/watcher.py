@@ -103,7 +103,7 @@ class Watcher:
             return False
         if isinstance(came, Session):
             self._complaint = ""
-            _log.info("kvquota: joined the daemon at %s", self._link.path)
+            _log.info("kvquota: joined the daemon at %s, boot %s", self._link.path, came.boot_id)
             self.inbox.append(came)
             return True
         return came

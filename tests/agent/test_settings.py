@@ -19,7 +19,15 @@ def test_defaults_need_only_the_switch() -> None:
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("0", 0), ("4096", 4096), ("512M", 512 << 20), ("2G", 2 << 30), ("1.5GiB", 3 << 29), ("1kb", 1024)],
+    [
+        ("0", 0),
+        ("4096", 4096),
+        ("512M", 512 << 20),
+        ("2G", 2 << 30),
+        ("1.5GiB", 3 << 29),
+        ("1kb", 1024),
+        ("7 B", 7),
+    ],
 )
 def test_sizes(text: str, size: int) -> None:
     settings = Settings.read({"KVQUOTA": "1", "KVQUOTA_DEFAULT_LIMIT": text, "KVQUOTA_RESERVE_BYTES": text})
@@ -37,7 +45,9 @@ def test_sizes(text: str, size: int) -> None:
         ("KVQUOTA_DEFAULT_LIMIT", "12Q"),
         ("KVQUOTA_DEFAULT_LIMIT", "-1"),
         ("KVQUOTA_DEFAULT_LIMIT", "99999999T"),
+        ("KVQUOTA_DEFAULT_LIMIT", "512iB"),
         ("KVQUOTA_RESERVE_BYTES", "1.5.5G"),
+        ("KVQUOTA_RESERVE_BYTES", "1.5"),
         ("KVQUOTA_HOST_FILL", "256"),
         ("KVQUOTA_HOST_FILL", "ff"),
     ],
