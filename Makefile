@@ -11,7 +11,7 @@ NATIVE := $(wildcard native/src/*.cpp native/include/*.h native/CMakeLists.txt)
 INSTALL := --disable-pip-version-check -q -c tests/constraints.txt -Ccmake.define.KVQUOTA_WERROR=ON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm proto lint test test-long demo bench-step bench-reclaim bench-hotpath clean
+.PHONY: help setup setup-vllm proto lint test test-long demo chaos bench-step bench-reclaim bench-hotpath clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -46,6 +46,9 @@ test-long: setup setup-vllm lint ## everything at full length
 
 demo: setup ## a limit is lowered while an engine sleeps: see what becomes of its memory (ENGINE=reference)
 	$(BIN)/python -m deploy.demo --engine $(ENGINE)
+
+chaos: setup ## limits, kills, stops and cut connections under load (SECONDS=180 SEED=)
+	PYTHONDEVMODE=1 $(BIN)/python -m tests.chaos --seconds $(or $(SECONDS),180) $(if $(SEED),--seed $(SEED))
 
 bench-step: setup ## what a step with nothing to do costs
 	$(BIN)/python -m tests.bench.step

@@ -1,0 +1,16 @@
+"""Everything at once: limits, kills, stops and cut connections under load. See `make chaos`."""
+
+import secrets
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.run import run
+
+
+@pytest.mark.parametrize(
+    "seconds", [20, pytest.param(180, marks=[pytest.mark.long, pytest.mark.timeout(600)])]
+)
+def test_nothing_breaks(seconds: float, short_dir: Path) -> None:
+    faults = run(short_dir, secrets.randbelow(1 << 32), seconds)
+    assert faults == []
