@@ -2,6 +2,7 @@ import gc
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 
 import pytest
 from hypothesis import Phase, settings
@@ -325,6 +326,7 @@ def test_it_has_every_public_name_of_vllms_queue() -> None:
 
 @pytest.mark.vllm
 def test_the_names_are_those_of_the_installed_vllm() -> None:
+    import_module("tests.support.vllm_imports")
     from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
 
     theirs = {name for name in dir(FreeKVCacheBlockQueue([])) if not name.startswith(("_", "fake_"))}

@@ -114,7 +114,7 @@ class Engine:
         return self.submit("call", name, args).result(REPLY_TIMEOUT)
 
     def pids(self) -> list[int]:
-        """Every process of the engine's session."""
+        """Every process of the engine's session that runs."""
         return [pid for pid in _pids() if _session(pid) == self.pid]
 
     def kv_bytes(self) -> int:
@@ -168,10 +168,12 @@ def _pids() -> list[int]:
 
 
 def _session(pid: int) -> int | None:
+    """None for a process that is gone, also where nobody has reaped it."""
     try:
-        return os.getsid(pid)
-    except ProcessLookupError:
+        state, _, _, session = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:4]
+    except OSError:
         return None
+    return None if state == "Z" else int(session)
 
 
 # What follows runs in the engine's processes.
