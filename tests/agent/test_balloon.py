@@ -377,6 +377,18 @@ def test_a_pass_stops_at_its_budget_and_goes_on() -> None:
     assert rig.balloon.statistics().revision_decided == 1
 
 
+def test_a_pass_takes_more_at_a_time_while_its_budget_allows() -> None:
+    rig = Rig()
+    rig.fill(12)
+    rig.limit(0)
+    asked: list[int] = []
+    take = rig.adapter.take
+    rig.adapter.take = lambda pages: asked.append(pages) or take(pages)  # type: ignore[func-returns-value,method-assign]
+    rig.balloon.reconcile(LONG_NS)
+    assert rig.adapter.pages == {}
+    assert asked == [4, 8]
+
+
 def test_a_lost_rank_degrades_and_its_pages_are_never_released() -> None:
     rig = Rig(ranks=2)
     rig.fill(4)
