@@ -372,7 +372,7 @@ class Balloon:
         if self._limit is not None:
             effective = min(effective, self._limit)
         fits = most * self._page_bytes <= effective and not self._retiring
-        if self._applied < self._decided and fits and not self._lost():
+        if self._applied < self._decided and fits and not self._lost() and not self._rank_failed:
             self._applied = self._decided
             self._applied_at = self._clock()
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from kvquota.agent.balloon import Balloon
 from kvquota.agent.contract import PageCommand, RankFault
@@ -437,6 +439,20 @@ def test_a_map_that_failed_is_a_failed_rank() -> None:
     rig.ranks[0].finish(PageCommand(1), RankFault(1, page, "mem_map", 1, "INVALID"))
     rig.balloon.settle()
     assert rig.status() == (Status.DEGRADED, Reason.RANK_FAILED)
+
+
+def test_a_rank_that_may_hold_more_than_it_says_never_applies() -> None:
+    rig = Rig(reserve=4)
+    rig.balloon.settle()
+    rig.create()
+    rig.limit(0)
+    # Its credits could not be released, and count as dropped.
+    rig.ranks[0].state = replace(rig.ranks[0].state, faults=(RankFault(0, -1, "mem_release", 5, "EIO"),))
+    rig.balloon.settle()
+    rig.ranks[0].serve_drops()
+    rig.balloon.settle()
+    assert rig.status() == (Status.DEGRADED, Reason.RANK_FAILED)
+    assert rig.balloon.statistics().revision_applied == 0
 
 
 def test_a_page_that_grew_and_goes_before_it_was_mapped_is_unknown_to_ranks() -> None:
