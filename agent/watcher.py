@@ -78,7 +78,14 @@ class Watcher:
                 looks = self._step_link() or looks
             if looks:
                 self.inbox.append(True)
-                self._wake()
+                self._wake_engine()
+
+    def _wake_engine(self) -> None:
+        try:
+            self._wake()
+        except Exception:
+            # An engine's fault, and no reason to be deaf to the next limit.
+            _log.exception("kvquota: the engine could not be woken; it acts at its next step")
 
     def _poll(self, ranks: Sequence[Rank]) -> set[int]:
         poller = select.poll()

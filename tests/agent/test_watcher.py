@@ -67,6 +67,26 @@ def test_a_watcher_stops_and_can_be_started_again(socket_path: Path) -> None:
         session.close()
 
 
+def test_a_wake_that_fails_does_not_end_the_watcher(
+    daemon: FakeDaemon, rig: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = rig()
+    connection = daemon.connection()
+    wake, failed = engine.adapter.wake, threading.Event()
+
+    def fail() -> None:
+        failed.set()
+        raise RuntimeError("the loop is closed")
+
+    engine.agent._watcher._wake = fail
+    connection.limit(2 * PAGE, 1)
+    assert failed.wait(TIMEOUT)
+    engine.agent._watcher._wake = wake
+    connection.limit(PAGE, 2)
+    assert engine.adapter.rung.wait(TIMEOUT)
+    assert "the loop is closed" in caplog.text
+
+
 def test_it_stops_while_it_waits_for_a_daemon_that_never_answers(socket_path: Path) -> None:
     with FakeDaemon(socket_path, answer=lambda _: None) as daemon:
         link = DaemonLink(socket_path, "test", "model 1", lambda: Standing(None, 0, None))
