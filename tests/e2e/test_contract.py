@@ -107,6 +107,7 @@ def test_revisions_are_one_order(operator: Operator) -> None:
     assert f"revision {first}" in operator.fail(4, "limit", "a", "1G", "--expect", str(first + 7))
     operator.tell("limit", "a", "0", "--revision", str(first + 10))
     assert f"revision {first + 10}" in operator.fail(4, "limit", "a", "1G", "--revision", str(first + 9))
+    assert f"revision {first + 10}" in operator.fail(4, "limit", "a", "1G", "--revision", "0")
     assert operator.status("a")["limit_bytes"] == 0
     operator.tell("limit", "a", "none")
     last = operator.status("a")
