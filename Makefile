@@ -44,8 +44,8 @@ test-long: setup setup-vllm lint ## everything at full length
 	$(PYTEST) -m "not vllm"
 	$(VLLM)/bin/python -m pytest -m vllm
 
-demo: setup ## a limit is lowered while an engine sleeps: see what becomes of its memory (ENGINE=reference)
-	$(BIN)/python -m deploy.demo --engine $(ENGINE)
+demo: $(if $(filter vllm,$(ENGINE)),setup-vllm,setup) ## a limit is lowered while an engine sleeps: see what becomes of its memory (ENGINE=reference|vllm)
+	$(if $(filter vllm,$(ENGINE)),$(VLLM)/bin,$(BIN))/python -m deploy.demo --engine $(ENGINE)
 
 chaos: setup ## limits, kills, stops and cut connections under load (SECONDS=180 SEED=)
 	PYTHONDEVMODE=1 $(BIN)/python -m tests.chaos --seconds $(or $(SECONDS),180) $(if $(SEED),--seed $(SEED))
