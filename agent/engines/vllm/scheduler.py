@@ -19,7 +19,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreRequestType
-from vllm.v1.engine.core import EngineCore
+from vllm.v1.engine.core import EngineCore, EngineShutdownState
 
 logger = init_logger(__name__)
 
@@ -69,11 +69,15 @@ class _Elastic(Scheduler):
         """As vLLM, and while the agent has something to do that needs a step. Never while it only waits."""
         if super().has_requests():
             return True
+        if getattr(self._engine, "shutdown_state", None) == EngineShutdownState.SHUTTING_DOWN:
+            # The last look before the workers are ended: leave while they still answer.
+            self._agent.close()
+            return False
         self._agent.poll()
         return self._agent.needs_step
 
     def shutdown(self) -> None:
-        """Leave the daemon, then as vLLM."""
+        """Leave, where that is not done, then as vLLM."""
         self._agent.close()
         super().shutdown()
 
