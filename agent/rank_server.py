@@ -104,12 +104,13 @@ class RankServer:
     def _serve(self, leader: socket.socket, readable: bool) -> None:
         try:
             if readable and not self._listen(leader):
-                _log.info("kvquota: the leader is gone")
-                self._hang_up()
-                return
+                raise ConnectionResetError
             self._tell(leader)
         except BlockingIOError:
             self._full = True
+        except (BrokenPipeError, ConnectionResetError):
+            _log.info("kvquota: the leader is gone")
+            self._hang_up()
         except (OSError, ValueError, DriverError) as error:
             _log.warning("kvquota: hanging up on the leader: %s", error)
             self._hang_up()
