@@ -34,6 +34,9 @@ for command in (list_instances, status, limit, watch):
 
 def main(arguments: list[str] | None = None) -> int:
     """Run kvctl with `arguments`, by default those of the process; the exit code."""
+    if sys.stdout is None:
+        # Closed by the caller, who wants no answer. Its number must not become that of a socket.
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # as long as the process
     try:
         code = _run(arguments, Options())
         sys.stdout.flush()

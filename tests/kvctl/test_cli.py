@@ -118,6 +118,15 @@ def test_an_error_that_can_not_be_written(quota: Any) -> None:
     assert (done.returncode, "Traceback" in done.stderr) == (1, False)
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("arguments", ["list", "list -o json", "--help"])
+def test_without_the_standard_streams_it_is_only_silent(quota: Any, arguments: str, closed: str) -> None:
+    listing(quota)
+    command = f"{KVCTL} {arguments} {closed}"
+    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_elsewhere_than_on_a_terminal_nothing_is_coloured_or_folded(quota: Any) -> None:
     listing(quota)
     environment = os.environ | {
