@@ -258,9 +258,10 @@ def _join(link: DaemonLink, settings: Settings) -> Session | None:
             if error.errno in (errno.ENOENT, errno.ECONNREFUSED):
                 _log.warning("kvquota: no daemon at %s: starting without", settings.socket)
                 return None
-            if error.errno in (errno.EACCES, errno.EPERM):
+            if error.errno in (errno.EACCES, errno.EPERM, errno.EPROTOTYPE):
                 raise SettingError(
-                    f"KVQUOTA_AGENT_SOCKET is {str(settings.socket)!r}, which this user may not use: {error}"
+                    f"KVQUOTA_AGENT_SOCKET is {str(settings.socket)!r}: expected a daemon's agent.sock that "
+                    f"this user may use, and connecting fails: {error}"
                 ) from error
             _log.warning("kvquota: the daemon at %s: %s", settings.socket, error)
         else:

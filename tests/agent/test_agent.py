@@ -1,5 +1,6 @@
 import gc
 import os
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -254,6 +255,14 @@ def test_an_answer_that_is_none_of_a_daemon_ends_the_start(
     assert said in str(caught.value)
     assert "KVQUOTA_AGENT_SOCKET" in str(caught.value)
     assert open_links() == before
+
+
+def test_a_socket_of_another_kind_is_named(socket_path: Path, rig: Make) -> None:
+    with socket.socket(socket.AF_UNIX) as control:
+        control.bind(str(socket_path))
+        control.listen()
+        with pytest.raises(SettingError, match=r"expected a daemon's agent\.sock"):
+            rig()
 
 
 def test_a_daemon_that_says_nothing_does_not_keep_an_engine_from_starting(
