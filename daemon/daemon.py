@@ -41,7 +41,7 @@ async def run(settings: Settings) -> None:
         try:
             registry = Registry(SpecStore(state.path), device)
         except OSError as problem:
-            raise StartError(f"{state.path}: {problem.strerror}") from problem
+            raise StartError(f"{problem.filename or state.path}: {problem.strerror}") from problem
         stack.push_async_callback(registry.close)
 
         for path, mode, gid in ((runtime.control, 0o660, settings.control_gid), (runtime.read, 0o666, None)):

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from kvquota.daemon import log
@@ -19,7 +20,10 @@ class SpecStore:
         self._folder = folder
 
     def load(self) -> dict[str, Spec]:
-        """Every spec, by name. A file that is no spec is set aside and reported, and stops nothing."""
+        """Every spec, by name. A file that is no spec is set aside and reported, and stops nothing.
+
+        Raises OSError for one that can't be read: it may hold a limit that is in force.
+        """
         specs = {}
         for path in sorted(self._folder.glob("*.tmp")):
             # A write that a crash cut short: the spec it was to replace is whole.
@@ -35,9 +39,10 @@ class SpecStore:
         path = self._folder / f"{file_stem(spec.name)}.json"
         temporary = path.with_suffix(".tmp")
         try:
-            _write_file(temporary, spec.to_json().encode())
-            temporary.rename(path)
-            _sync_folder(self._folder)
+            with _open_folder(self._folder) as folder:
+                _write_file(temporary, spec.to_json().encode())
+                temporary.rename(path)
+                os.fsync(folder)
         except OSError as problem:
             with contextlib.suppress(OSError):
                 # What stays is removed at the next start; the first problem is the one to tell.
@@ -50,7 +55,7 @@ class SpecStore:
     def _read(self, path: Path) -> Spec | None:
         try:
             spec = Spec.from_json(path.read_text(encoding="utf-8"))
-        except (ValueError, OSError) as problem:
+        except ValueError as problem:
             self._set_aside(path, problem)
             return None
         if path.name != f"{file_stem(spec.name)}.json":
@@ -78,9 +83,11 @@ def _write_file(path: Path, content: bytes) -> None:
         os.close(fd)
 
 
-def _sync_folder(folder: Path) -> None:
+@contextlib.contextmanager
+def _open_folder(folder: Path) -> Iterator[int]:
+    """Opened before anything is written: with no descriptor left, the old spec must still stand."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(fd)
+        yield fd
     finally:
         os.close(fd)

@@ -1,5 +1,6 @@
 """Specs on a real disk: whole or not there, whatever happens in between."""
 
+import errno
 import json
 import os
 import resource
@@ -9,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from kvquota.daemon.errors import StorageFullError
+from kvquota.daemon.errors import StorageError, StorageFullError
 from kvquota.daemon.spec import Spec, name_problem
 from kvquota.daemon.spec_store import SpecStore
 
@@ -99,6 +100,32 @@ def test_a_write_that_finds_no_room_changes_nothing(tmp_path: Path) -> None:
         signal.signal(signal.SIGXFSZ, before)
     assert SpecStore(tmp_path).load() == {"team/vllm": SPEC}
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_folder_that_can_not_be_opened_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SpecStore(tmp_path)
+    store.write(SPEC)
+    real = os.open
+
+    def no_folder(path: Path, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_DIRECTORY:
+            raise OSError(errno.EMFILE, "no descriptor left")
+        return real(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", no_folder)
+    with pytest.raises(StorageError, match="team/vllm"):
+        store.write(Spec("team/vllm", limit_bytes=1, revision=4))
+    monkeypatch.undo()
+    assert SpecStore(tmp_path).load() == {"team/vllm": SPEC}
+
+
+def test_a_spec_that_can_not_be_read_is_neither_lost_nor_ignored(tmp_path: Path) -> None:
+    (tmp_path / "a.json").mkdir()  # as root, nothing else is unreadable
+    with pytest.raises(OSError, match=r"a\.json"):
+        SpecStore(tmp_path).load()
+    assert (tmp_path / "a.json").exists()
 
 
 KILLED_AT = """
