@@ -91,6 +91,7 @@ class Balloon:
         self._faulted: set[int] = set()
         self._quarantined: set[int] = set()
         self._rank_failed = False
+        self._create_failed = False
         self._draining = 0
         self._decided = self._applied = 0
         self._decided_at = self._applied_at = 0
@@ -216,7 +217,7 @@ class Balloon:
         credits_held = max(0, held)
         status, reason = policy.standing(
             lost=self._lost() > 0,
-            failed=self._rank_failed,
+            failed=self._rank_failed or (self._create_failed and self._adapter.wanted() > 0),
             quarantined=len(self._quarantined),
             decided=self._decided == self._revision,
             applied=self._applied == self._revision,
@@ -292,7 +293,12 @@ class Balloon:
                 self._retry_after = min(2 * self._retry_after, _LAST_RETRY_NS)
             elif now.created - now.dropped > before.created - before.dropped:
                 self._retry_after = _FIRST_RETRY_NS
+                self._create_failed = False
             for fault in set(now.faults).difference(before.faults):
+                if fault.operation == "mem_create":
+                    # Nothing was taken, and it is tried again while it is wanted: bad only until it works.
+                    self._create_failed = True
+                    continue
                 self._rank_failed = self._rank_failed or fault.page not in self._retiring
                 self._faulted.add(fault.page)
         self._release(min(account.report.done for account in self._accounts))

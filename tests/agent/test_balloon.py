@@ -441,6 +441,29 @@ def test_a_map_that_failed_is_a_failed_rank() -> None:
     assert rig.status() == (Status.DEGRADED, Reason.RANK_FAILED)
 
 
+def test_memory_that_could_not_be_created_degrades_until_it_can() -> None:
+    rig = Rig()
+    rig.adapter.wants = 2
+    rig.balloon.settle()
+    rank = rig.ranks[0]
+    rank.refuse()
+    rank.state = replace(rank.state, faults=(RankFault(0, -1, "mem_create", 110, "ETIMEDOUT"),))
+    rig.balloon.settle()
+    assert rig.status() == (Status.DEGRADED, Reason.RANK_FAILED)
+    # Nobody wants it any more: nothing is wrong, and a limit applies.
+    rig.adapter.wants = 0
+    rig.limit(3)
+    rig.step()
+    assert rig.status() == (Status.APPLIED, Reason.NONE)
+    rig.adapter.wants = 2
+    assert rig.status() == (Status.DEGRADED, Reason.RANK_FAILED)
+    rig.now += 1_000_000_000
+    rig.balloon.settle()
+    rig.create()
+    rig.balloon.settle()
+    assert rig.status() == (Status.APPLIED, Reason.NONE)
+
+
 def test_a_rank_that_may_hold_more_than_it_says_never_applies() -> None:
     rig = Rig(reserve=4)
     rig.balloon.settle()
