@@ -129,6 +129,11 @@ class Agent:
             pages, lambda rank, created: rank.wait(created, max(0.0, end - time.monotonic()))
         )
 
+    @property
+    def target_pages(self) -> int:
+        """Pages that the limit in force allows, as of the last change of the books."""
+        return self._statistics.target_pages
+
     def statistics(self) -> BalloonStatistics:
         """The books now."""
         return self._balloon.statistics()

@@ -197,7 +197,7 @@ def test_the_prefix_cache_can_be_reset_under_a_limit(
 def test_running_requests_keep_their_pages_until_they_end(
     engine: Engine, daemon: DaemonProcess, expected: dict[int, list[int]]
 ) -> None:
-    alone = [engine.generate([prompt(number)], 60)[0].tokens for number in range(4)]
+    alone = [reply.tokens for reply in engine.generate(prompts(range(4)), 60)]
     assert engine.call("reset_prefix_cache")
     futures = [engine.request(prompt(number), 60) for number in range(4)]
     until("they run", lambda: daemon.get(NAME).pinned_bytes >= 4 * PAGE_BYTES)

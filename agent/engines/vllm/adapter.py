@@ -21,7 +21,9 @@ class VllmAdapter:
         self.allow = queue.allow
         self.grown = queue.grown
         self.wake = wake
+        # The agent's, once there is one.
         self.grow_now: Callable[[int], int] = lambda _pages: 0
+        self.target_pages: Callable[[], int] = lambda: geometry.pages
         self._scheduler = scheduler
         self._pool = scheduler.kv_cache_manager.block_pool
         self._queue = queue
@@ -97,6 +99,10 @@ class VllmAdapter:
     def wanted(self) -> int:
         """For the requests that the last step refused, and for the running ones to go on."""
         return self._wanted
+
+    def usable_blocks(self) -> int:
+        """Blocks that the limit in force allows, the null block included; never fewer than are in use."""
+        return max(self._queue.num_used_blocks, self.target_pages() * self._page_blocks)
 
     def busy(self) -> bool:
         """Whether there are requests."""

@@ -13,15 +13,18 @@ class ElasticBlockPool(BlockPool):
     """A pool whose blocks come and go with their pages: a withheld block is in no list and has no hash."""
 
     free_block_queue: PageQueue
+    adapter: VllmAdapter
 
     @property
     def num_gpu_blocks(self) -> int:
-        """Blocks that may be used now, the null block included.
-
-        What the pool derives from it, `get_usage` and whether a reset may go ahead, then follows the limit.
-        """
+        """Blocks in use and free ones: whether a reset may go ahead depends on what lies between."""
         queue = self.free_block_queue
         return queue.num_used_blocks + queue.num_free_blocks
+
+    def get_usage(self) -> float:
+        """The part in use of what the limit allows, from 0 to 1, the null block aside."""
+        usable = self.adapter.usable_blocks() - 1
+        return (self.free_block_queue.num_used_blocks - 1) / usable if usable else 0.0
 
     def cache_full_blocks(
         self,
@@ -45,6 +48,12 @@ class ElasticKVCacheManager(KVCacheManager):
     """Tells the queue for whom it allocates, and the adapter what was refused."""
 
     adapter: VllmAdapter
+    watermark: float
+
+    @property
+    def watermark_blocks(self) -> int:
+        """The watermark, as a fraction of what the limit allows."""
+        return int(self.watermark * self.adapter.usable_blocks())
 
     def allocate_slots(
         self, request: Request, num_new_tokens: int, *args: Any, **kwargs: Any

@@ -43,7 +43,8 @@ class _Elastic(Scheduler):
         geometry = Layout.of(self.kv_cache_config).geometry()
         queue = self._become_elastic(geometry)
         self._adapter = VllmAdapter(self, geometry, queue, self._wake)
-        self.kv_cache_manager.adapter = self._adapter
+        self.kv_cache_manager.adapter = self.kv_cache_manager.block_pool.adapter = self._adapter
+        self.kv_cache_manager.watermark = self.scheduler_config.watermark
         engine_id = self.vllm_config.instance_id
         ranks = [
             RemoteRank(rank_address(engine_id, rank), f"rank {rank}", geometry, _RANK_TIMEOUT_S)
@@ -51,6 +52,7 @@ class _Elastic(Scheduler):
         ]
         self._agent = Agent(self._adapter, ranks, pages=geometry.pages, floor=1, settings=settings)
         self._adapter.grow_now = self._agent.grow_now
+        self._adapter.target_pages = lambda: self._agent.target_pages
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """As vLLM, between the agent's two calls."""
