@@ -4,15 +4,18 @@ from pathlib import Path
 
 from tests.chaos.storm import Storm
 from tests.support.daemon import DaemonProcess
-from tests.support.reference import write_model
+from tests.support.reference import PAGE_BYTES, write_model
 from tests.support.scene import Scene
+
+_SMALL = 10 * PAGE_BYTES
 
 
 def run(directory: Path, seed: int, seconds: float) -> list[str]:
     """Storm in a new `directory`; what was wrong. Prints its seed, every event, and a summary."""
     print(f"chaos: seed {seed}, {seconds:g} s; again: make chaos SEED={seed} SECONDS={seconds:g}", flush=True)
     model = write_model(directory / "model")
-    daemon = DaemonProcess(directory)
+    # Every other seed pair has a device that is too small for what the engine would like.
+    daemon = DaemonProcess(directory, capacity="1G" if seed // 2 % 2 else str(_SMALL))
     daemon.start()
     scene = Scene(daemon, model)
     storm = Storm(scene, model, seed)
@@ -24,7 +27,7 @@ def run(directory: Path, seed: int, seconds: float) -> list[str]:
         if (status := daemon.stop()) != 0:
             storm.faults.append(f"the daemon ends with {status}")
     except AssertionError as error:
-        storm.faults.append(f"it does not calm down: {error}")
+        storm.faults.append(f"it ends early: {error!r}")
     finally:
         scene.close()
         if not daemon.process_ended():
