@@ -222,12 +222,19 @@ class Books(RuleBasedStateMachine):
         self.limit: int | None = None
         self.applied = 0
         self.started = False
+        self.now = 0
 
     @initialize(reserve=st.integers(0, 3))
     def start(self, reserve: int) -> None:
         self.started = True
         self.balloon = Balloon(
-            self.pool, [self.near, self.far], pages=PAGES, floor=0, reserve_bytes=reserve * 2 * PAGE
+            self.pool,
+            [self.near, self.far],
+            pages=PAGES,
+            floor=0,
+            reserve_bytes=reserve * 2 * PAGE,
+            # A real clock would have an example run another way the next time.
+            clock=lambda: self.now,
         )
 
     def step(self, work: Callable[[], None] = lambda: None, budget_ns: int = 10**9) -> None:
@@ -300,6 +307,10 @@ class Books(RuleBasedStateMachine):
     def poll(self) -> None:
         self.balloon.settle()
 
+    @rule(ms=st.sampled_from([1, 100, 2000]))
+    def time_passes(self, ms: int) -> None:
+        self.now += ms * 1_000_000
+
     @rule(pages=st.integers(1, 3))
     def grow_now(self, pages: int) -> None:
         def work() -> None:
@@ -356,7 +367,12 @@ class Books(RuleBasedStateMachine):
             self.step()
             before, state = (
                 state,
-                (replace(self.balloon.statistics(), passes=0), self.far.wish, self.near.asked),
+                (
+                    replace(self.balloon.statistics(), passes=0),
+                    self.far.wish,
+                    self.near.asked,
+                    self.near.dropped,
+                ),
             )
             if state == before and not self.far.waiting:
                 break
