@@ -22,9 +22,9 @@ _STOP_GRACE = 2.0
 
 
 async def run(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT. Raises StartError."""
+    """Serve until SIGTERM, SIGINT or SIGHUP. Raises StartError."""
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     _raise_descriptor_limit()
     async with AsyncExitStack() as stack:

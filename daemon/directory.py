@@ -97,6 +97,9 @@ class RuntimeDirectory(LockedFolder):
                 f"{longest[1]} is {longest[0]} bytes long, and a socket's path can have {_MAX_SOCKET_PATH}: "
                 "give a shorter --runtime-dir"
             )
+        if "," in str(self.control):
+            # A client of gRPC takes it for the end of one address and the start of the next.
+            raise StartError(f"{self.control} has a comma: give a --runtime-dir without")
         # Everyone may look: who may do what is the mode of each socket.
         super().__init__(path, 0o755)
 

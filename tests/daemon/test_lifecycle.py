@@ -1,6 +1,7 @@
 """A daemon's start and end: directories, locks, sockets, and how little it does in between."""
 
 import os
+import signal
 import socket
 import stat
 import subprocess
@@ -34,9 +35,10 @@ def test_a_clean_stop_leaves_the_specs_and_nothing_else(daemon_process: DaemonPr
     assert [path.name for path in daemon_process.state_dir.iterdir()] == ["a.json"]
 
 
-def test_an_interrupt_stops_it_as_cleanly(daemon_process: DaemonProcess) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_an_interrupt_or_a_hangup_stops_it_as_cleanly(daemon_process: DaemonProcess, number: int) -> None:
     assert daemon_process.process is not None
-    daemon_process.process.send_signal(2)
+    daemon_process.process.send_signal(number)
     assert daemon_process.process.wait(TIMEOUT) == 0
     assert list(daemon_process.runtime_dir.iterdir()) == []
 
@@ -126,6 +128,13 @@ def test_a_path_too_long_for_a_socket_is_named(short_dir: Path) -> None:
     assert f"{daemon.runtime_dir}/control.sock is " in done.stderr
     assert "--runtime-dir" in done.stderr
     assert not daemon.root.exists()
+
+
+def test_a_comma_in_the_path_is_refused(short_dir: Path) -> None:
+    daemon = DaemonProcess(short_dir / "a,b")
+    done = run(daemon)
+    assert done.returncode == 1
+    assert "has a comma" in done.stderr
 
 
 def test_odd_characters_in_the_path_are_just_characters(short_dir: Path) -> None:
