@@ -47,6 +47,7 @@ class Agent:
         self._changed: Callable[[], bool] = _unchanged
         self._pulse: Callable[[int, int, int, int], None] = _no_pulse
         self._unreadable = False
+        self._unattached = False
         self._told: tuple[object, ...] = ()
         self._shown = adapter.usage()
         self._due = True
@@ -172,9 +173,10 @@ class Agent:
         self._changed = session.desired.changed
         self._pulse = session.observed.pulse
         self._told = ()
+        self._unattached = False
         if session.record_fd is not None:
             for rank in self._ranks:
-                _attach(rank, session.record_fd)
+                self._unattached |= not _attach(rank, session.record_fd)
         self._read_limit(session)
 
     def _leave(self) -> None:
@@ -214,8 +216,9 @@ class Agent:
         observed = Observed()
         for field, value in vars(statistics).items():
             setattr(observed, field, value)
-        if self._unreadable and statistics.status != Status.DEGRADED:
-            observed.status, observed.reason = Status.DEGRADED, Reason.SEGMENT_UNREADABLE
+        if (self._unreadable or self._unattached) and statistics.status != Status.DEGRADED:
+            observed.status = Status.DEGRADED
+            observed.reason = Reason.SEGMENT_UNREADABLE if self._unreadable else Reason.RANK_FAILED
         for field, value in counters._asdict().items():
             setattr(observed, field, value)
         self._session.observed.write(observed)
@@ -225,11 +228,13 @@ class Agent:
             self._session.ring()
 
 
-def _attach(rank: Rank, record_fd: int) -> None:
+def _attach(rank: Rank, record_fd: int) -> bool:
     try:
         rank.attach(record_fd)
     except (OSError, ValueError, DriverError) as error:
         _log.error("kvquota: %s does not take its memory from the device: %s", rank.name, error)
+        return False
+    return True
 
 
 def _unchanged() -> bool:

@@ -132,6 +132,19 @@ def test_memory_of_the_device_is_taken_against_its_record(socket_path: Path, rig
         engine.close()
 
 
+def _no_record(connection: Connection) -> None:
+    desired, observed = connection.desired.fileno(), connection.observed.fileno()
+    connection.welcome(fds=[desired, observed, desired])
+
+
+def test_memory_that_the_device_does_not_count_is_shown(socket_path: Path, rig: Make) -> None:
+    with FakeDaemon(socket_path, answer=_no_record) as daemon:
+        engine = rig()
+        assert daemon.connection().standing() == (Status.DEGRADED, Reason.RANK_FAILED)
+        engine.fill(2)
+        engine.close()
+
+
 def test_what_the_daemon_reads_in_the_midst_of_a_step_adds_up(daemon: FakeDaemon, rig: Make) -> None:
     engine = rig(reserve=4)
     connection = daemon.connection()
