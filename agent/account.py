@@ -1,8 +1,11 @@
 """What was asked of one rank, and what it said."""
 
+import logging
 from dataclasses import dataclass, field
 
 from kvquota.agent.contract import Rank, RankReport
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -53,4 +56,15 @@ class Account:
         before, self.report = self.report, self.rank.report()
         if self.report.refused > before.refused:
             self.refused = True
+        if self.report.faults != before.faults:
+            for fault in set(self.report.faults).difference(before.faults):
+                what = f"page {fault.page} of command {fault.seq}" if fault.page >= 0 else "a credit"
+                _log.error(
+                    "kvquota: %s: %s failed with %s (%d) for %s",
+                    self.rank.name,
+                    fault.operation,
+                    fault.name,
+                    fault.code,
+                    what,
+                )
         return before

@@ -88,10 +88,9 @@ class Balloon:
         self._unmaps: list[int] = []
         self._sent: deque[PageCommand] = deque()  # with unmaps that a rank has yet to acknowledge
         self._retiring: set[int] = set()
-        self._faulted: set[int] = set()
+        self._faulted: set[int] = set()  # on any rank
         self._quarantined: set[int] = set()
-        self._rank_failed = False
-        self._create_failed = False
+        self._creates = True  # no rank failed to create its last credit, but for want of memory
         self._draining = 0
         self._decided = self._applied = 0
         self._decided_at = self._applied_at = 0
@@ -217,8 +216,8 @@ class Balloon:
         credits_held = max(0, held)
         status, reason = policy.standing(
             lost=self._lost() > 0,
-            failed=self._rank_failed or (self._create_failed and self._adapter.wanted() > 0),
-            quarantined=len(self._quarantined),
+            failed=self._rank_failed(),
+            quarantined=self._quarantined_pages(),
             decided=self._decided == self._revision,
             applied=self._applied == self._revision,
             excess=self._excess(usage),
@@ -242,7 +241,7 @@ class Balloon:
             evictable_pages=usage.evictable,
             warm_pages=usage.empty + credits_held,
             retiring_pages=len(self._retiring),
-            quarantined_pages=len(self._quarantined),
+            quarantined_pages=self._quarantined_pages(),
             credits=credits_held,
             pages_mapped=self._mapped_total,
             pages_unmapped=self._unmapped_total,
@@ -258,7 +257,16 @@ class Balloon:
 
     def _gone(self) -> int:
         """Pages out of circulation that still have memory."""
-        return len(self._retiring) + len(self._quarantined)
+        return len(self._retiring) + self._quarantined_pages()
+
+    def _quarantined_pages(self) -> int:
+        return len(self._quarantined) + max(a.report.quarantined_credits for a in self._accounts)
+
+    def _rank_failed(self) -> bool:
+        """Whether a page in circulation has no memory on a rank, or one cannot create what is waited for."""
+        if not self._faulted <= self._retiring | self._quarantined:
+            return True
+        return not self._creates and self._adapter.wanted() > 0
 
     def _lost(self) -> int:
         return sum(account.rank.lost is not None for account in self._accounts)
@@ -268,7 +276,7 @@ class Balloon:
         return min(account.net for account in self._accounts) - self._used
 
     def _excess(self, usage: Usage) -> int:
-        return _circulation(usage) + len(self._quarantined) - self._target
+        return _circulation(usage) + self._quarantined_pages() - self._target
 
     def _plan(self) -> policy.Shrink:
         usage = self._usage()
@@ -285,6 +293,7 @@ class Balloon:
     # What came
 
     def _read_reports(self) -> None:
+        faults_changed = False
         for account in self._accounts:
             before = account.read()
             now = account.report
@@ -293,15 +302,19 @@ class Balloon:
                 self._retry_after = min(2 * self._retry_after, _LAST_RETRY_NS)
             elif now.created - now.dropped > before.created - before.dropped:
                 self._retry_after = _FIRST_RETRY_NS
-                self._create_failed = False
-            for fault in set(now.faults).difference(before.faults):
-                if fault.operation == "mem_create":
-                    # Nothing was taken, and it is tried again while it is wanted: bad only until it works.
-                    self._create_failed = True
-                    continue
-                self._rank_failed = self._rank_failed or fault.page not in self._retiring
-                self._faulted.add(fault.page)
+            faults_changed = faults_changed or now.faults != before.faults
+        if faults_changed:
+            self._read_faults()
         self._release(min(account.report.done for account in self._accounts))
+
+    def _read_faults(self) -> None:
+        faults = [fault for account in self._accounts for fault in account.report.faults]
+        self._faulted = {fault.page for fault in faults if fault.page >= 0}
+        self._creates = all(fault.operation != "mem_create" for fault in faults)
+        gone = self._quarantined - self._faulted
+        self._quarantined -= gone
+        self._unmapped_total += len(gone)
+        self._adapter.give(sorted(gone))
 
     def _release(self, done: int) -> None:
         while self._sent and self._sent[0].seq <= done:
@@ -378,7 +391,7 @@ class Balloon:
         if self._limit is not None:
             effective = min(effective, self._limit)
         fits = most * self._page_bytes <= effective and not self._retiring
-        if self._applied < self._decided and fits and not self._lost() and not self._rank_failed:
+        if self._applied < self._decided and fits and not self._lost():
             self._applied = self._decided
             self._applied_at = self._clock()
 

@@ -29,9 +29,11 @@ class PageCommand:
 
 @dataclass(frozen=True)
 class RankFault:
-    """A driver call that failed on a rank, after the bounded retries, for one page of command `seq`.
+    """A driver call that failed on a rank, for a page of command `seq`, and that nothing has made good yet.
 
-    `page` is -1 where the call was for a credit.
+    It stands until the page's memory is released: a page that could not be unmapped is tried again, a bounded
+    number of times; one that could not be mapped goes when a command unmaps it. `page` is -1 where the call
+    was for no page: such a fault stands until the same call succeeds, for a credit that is created, say.
     """
 
     seq: int
@@ -45,17 +47,20 @@ class RankFault:
 class RankReport:
     """One instant of a rank. Counts are pages, cumulative since its start: a lost report costs nothing.
 
-    `done`: the last command whose maps and unmaps are over; its faults are in the same report or an earlier
-    one. Every credit asked for is one of: to be created, refused, dropped, or kept. `dropped` counts those
+    `done`: the last command whose maps and unmaps are over. `faults`: those that stand. A page that a command
+    up to `done` unmaps has no memory on this rank any more, unless it has a fault.
+
+    Every credit asked for is one of: to be created, refused, dropped, or kept. `dropped` counts those
     given back and those cancelled before they were created; the latter count as `created` too, so that what
     a rank holds is always created - mapped by a command - dropped. `refused` falls by those dropped later.
+    `quarantined_credits`: those of `dropped` whose memory could not be released so far; not cumulative.
     """
 
     done: int = 0
     created: int = 0
     refused: int = 0
     dropped: int = 0
-    held_bytes: int = 0
+    quarantined_credits: int = 0
     faults: tuple[RankFault, ...] = field(default=())
 
 

@@ -35,7 +35,10 @@ class LocalRank:
             self._driver.attach(record_fd)
 
     def apply(self, command: PageCommand) -> None:
-        """Do what the command says, on the thread that submits the step's work. Raises DriverError."""
+        """Do what the command says, on the thread that submits the step's work.
+
+        Raises DriverError where pages could not be mapped: none of them can be used. The rest is done.
+        """
         self._arena.apply(command.seq, command.maps, command.unmaps)
 
     def fileno(self) -> int:
@@ -58,7 +61,7 @@ def rank_report(report: ArenaReport) -> RankReport:
         created=report.created,
         refused=report.refused,
         dropped=report.dropped,
-        held_bytes=report.held_bytes,
+        quarantined_credits=report.quarantined_credits,
         faults=tuple(RankFault(f.seq, f.page, f.operation, f.code, f.name) for f in report.faults),
     )
 

@@ -7,7 +7,6 @@ import struct
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from kvquota.agent.contract import RankFault, RankReport
@@ -18,6 +17,8 @@ from kvquota.native import packet
 LINK_VERSION = 1
 _CREDENTIALS = struct.Struct("3i")
 _CONNECT_RETRY_S = 0.02
+# More than there are driver calls that can fail for a page, or for none.
+_FAULTS_A_PAGE = 8
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +51,8 @@ class RemoteRank:
         self.lost: str | None = None
         self._changed = threading.Condition()
         self._report = RankReport()
+        self._faults: dict[tuple[int, str], RankFault] = {}
+        self._most_faults = _FAULTS_A_PAGE * (geometry.pages + 1)
         self._unsent: bytes | None = None
         deadline = time.monotonic() + timeout
         self._sock = self._connect(address, deadline)
@@ -160,7 +163,7 @@ class RemoteRank:
 
     def _read(self, message: Mapping[str, Any]) -> None:
         kind = message["kind"]
-        old = self._report
+        # What faults change counts with the report that always follows.
         if kind == "fault":
             fault = RankFault(
                 packet.integer(message, "seq"),
@@ -169,20 +172,30 @@ class RemoteRank:
                 packet.integer(message, "code", -(2**31)),
                 packet.text(message, "name"),
             )
-            new = replace(old, faults=(*old.faults, fault))
+            self._faults[fault.page, fault.operation] = fault
+            if len(self._faults) > self._most_faults:
+                raise packet.PacketError(f"{fault} is one fault too many: expected {self._most_faults}")
+        elif kind == "mended":
+            key = packet.integer(message, "page", -1), packet.text(message, "operation")
+            if self._faults.pop(key, None) is None:
+                raise packet.PacketError(f"{key} is mended: expected a fault that was told")
         elif kind == "report":
-            new = RankReport(
-                packet.integer(message, "done"),
-                packet.integer(message, "created"),
-                packet.integer(message, "refused"),
-                packet.integer(message, "dropped"),
-                packet.integer(message, "held_bytes"),
-                old.faults,
-            )
-            if new.done < old.done or new.created < old.created or new.dropped < old.dropped:
-                raise packet.PacketError(f"{new} after {old}: counts only grow")
+            self._read_report(message)
         else:
-            raise packet.PacketError(f"a packet of kind {kind!r}: expected report or fault")
+            raise packet.PacketError(f"a packet of kind {kind!r}: expected report, fault or mended")
+
+    def _read_report(self, message: Mapping[str, Any]) -> None:
+        old = self._report
+        new = RankReport(
+            packet.integer(message, "done"),
+            packet.integer(message, "created"),
+            packet.integer(message, "refused"),
+            packet.integer(message, "dropped"),
+            packet.integer(message, "quarantined_credits"),
+            tuple(self._faults.values()),
+        )
+        if new.done < old.done or new.created < old.created or new.dropped < old.dropped:
+            raise packet.PacketError(f"{new} after {old}: counts only grow")
         with self._changed:
             self._report = new
             self._changed.notify_all()

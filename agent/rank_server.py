@@ -30,7 +30,7 @@ class RankServer:
         self._driver = driver
         self._leader: socket.socket | None = None
         self._told: RankReport | None = None
-        self._told_faults: set[RankFault] = set()
+        self._told_faults: dict[tuple[int, str], RankFault] = {}
         self._full = False
         self._listener = _socket()
         try:
@@ -98,7 +98,7 @@ class RankServer:
             _log.warning("kvquota: no leader: %s", error)
             sock.close()
             return
-        self._leader, self._told, self._told_faults, self._full = sock, None, set(), False
+        self._leader, self._told, self._told_faults, self._full = sock, None, {}, False
         self._serve(sock, readable=False)
 
     def _serve(self, leader: socket.socket, readable: bool) -> None:
@@ -150,10 +150,15 @@ class RankServer:
     def _tell(self, leader: socket.socket) -> None:
         report = rank_report(self._arena.report())
         # Faults first: when a report says that a command is over, its faults are known.
-        for fault in report.faults:
-            if fault not in self._told_faults:
+        faults = {(fault.page, fault.operation): fault for fault in report.faults}
+        for key, fault in faults.items():
+            if self._told_faults.get(key) != fault:
                 packet.send(leader, packet.encode({"kind": "fault", **vars(fault)}))
-                self._told_faults.add(fault)
+                self._told_faults[key] = fault
+        for key in self._told_faults.keys() - faults.keys():
+            page, operation = key
+            packet.send(leader, packet.encode({"kind": "mended", "page": page, "operation": operation}))
+            del self._told_faults[key]
         if report != self._told:
             counts = {key: value for key, value in vars(report).items() if key != "faults"}
             packet.send(leader, packet.encode({"kind": "report", **counts}))

@@ -94,7 +94,10 @@ class DeviceRecord:
 
 @final
 class Fault:
-    """One failed driver call: command `seq`, `page` (-1: a credit's), and what DriverError names."""
+    """A failed driver call that nothing has made good: command `seq`, `page` (-1: a credit's), and its error.
+
+    That of a page stands until the page's memory is released, another until the same call succeeds.
+    """
 
     seq: int
     page: int
@@ -104,13 +107,14 @@ class Fault:
 
 @final
 class ArenaReport:
-    """One instant of an arena. All counts are pages and cumulative since its start.
+    """One instant of an arena. Counts are pages; all but the last two are cumulative since its start.
 
     `done` is the last seq whose unmaps ended. Every credit asked for is one of: to be created, refused,
     dropped, or kept. A drop takes first those to be created, then refused ones (`refused` falls by them),
     then held ones. Those dropped before they were made count as created too, so that credits held = created
-    - mapped - dropped, always. `faults` is cumulative too: the newest of each page and operation.
-    `held_bytes` is all physical memory, quarantined pages included.
+    - mapped - dropped, always. `quarantined_credits` are dropped ones of which memory could not be released.
+    `held_bytes` is all physical memory, quarantined pages and credits included. `faults` are those that
+    stand: the newest of each page and operation.
     """
 
     done: int
@@ -119,6 +123,7 @@ class ArenaReport:
     dropped: int
     mapped: int
     unmapped: int
+    quarantined_credits: int
     held_bytes: int
     faults: list[Fault]
 
@@ -151,8 +156,9 @@ class Arena:
     def apply(self, seq: int, maps: Sequence[int], unmaps: Sequence[int]) -> None:
         """Map now, and unmap behind the work submitted so far.
 
-        A DriverError names the page: nothing of the command was done, and it may be applied again. Where even
-        the undoing failed, a page is quarantined: `faults` has it, and it counts as mapped.
+        A DriverError names the page that could not be mapped. The command counts all the same: its unmaps
+        are on their way, and its maps are all without memory behind their addresses. They count as mapped,
+        and hold their memory, until a command unmaps them; `faults` has each.
         """
     def wait_credits(self, count: int, timeout: float) -> int:
         """Return `created` once it is `count`, nothing more is to come, or `timeout` seconds passed."""

@@ -1,6 +1,7 @@
 // The elastic memory of one rank: a reserved range of addresses for all KV tensors, backed page by page.
 //
-// One worker thread creates credits ahead and unmaps behind fences. No lock is held during a driver call.
+// One worker thread creates credits ahead, unmaps behind fences, and tries again what did not go. No lock is
+// held during a driver call.
 #pragma once
 
 #include <chrono>
@@ -22,6 +23,8 @@
 
 namespace kvquota {
 
+// A call that failed, and that nothing has made good yet. That of a page stands until the page's memory is
+// released; another one until the same call succeeds.
 struct Fault {
   // Of a call that was for no page: a credit that could not be created or given back.
   static constexpr int64_t kNoPage = -1;
@@ -42,8 +45,10 @@ struct ArenaReport {
   uint64_t dropped = 0;
   uint64_t mapped = 0;
   uint64_t unmapped = 0;
+  // Credits given back of which memory could not be released.
+  uint64_t quarantined_credits = 0;
   uint64_t held_bytes = 0;
-  // The newest of each page and operation.
+  // Those that stand now: the newest of each page and operation.
   std::vector<Fault> faults;
 };
 
@@ -63,8 +68,9 @@ class Arena final : public ForkAware {
 
   // Both cumulative: a lower number than before is an old message and changes nothing.
   void ask(uint64_t asked, uint64_t dropped);
-  // Maps now, and unmaps behind the work submitted so far. On an exception nothing of the command was done,
-  // but that pages which could not even be unmapped again are quarantined.
+  // Maps now, and unmaps behind the work submitted so far. On a DriverError the command counts all the same:
+  // its unmaps are on their way, and none of its maps can be used. Those hold their memory until they are
+  // unmapped, as any mapped page. On another exception nothing of it was done.
   void apply(uint64_t seq, const std::vector<uint64_t>& maps, const std::vector<uint64_t>& unmaps);
   // Returns what was created so far, once that is `count` or nothing more is to come.
   uint64_t wait_credits(uint64_t count, std::chrono::nanoseconds timeout);
@@ -84,9 +90,11 @@ class Arena final : public ForkAware {
  private:
   using Lock = std::unique_lock<std::mutex>;
   enum class State { kMapping, kMapped, kRetiring, kQuarantined };
+  using Fence = std::optional<Driver::Event>;
   struct Job {
     uint64_t seq;
-    Driver::Event fence;
+    // None where it could not be recorded: one of later will do.
+    Fence fence;
     PageSet pages;
   };
   // Leaked in a forked child: the thread is not there, and destroying what it waits on would hang.
@@ -105,17 +113,21 @@ class Arena final : public ForkAware {
   void cancel();
   void ring();
   void add_fault(uint64_t seq, int64_t page, const DriverError& error);
-  void quarantine(uint64_t page, PageMemory memory);
+  // All of the page's, or those of one operation.
+  void end_faults(int64_t page, const char* operation = nullptr);
 
   void start_worker();
   void work();
   void retire_next(Lock& lock);
   void drop_one(Lock& lock);
   void create_one(Lock& lock);
+  void retry(Lock& lock);
+  void try_again_later();
   void keep_leftover(PageMemory memory, const DriverError& error);
-  std::vector<PageError> retire(Job& job);
+  void retire(Lock& lock, uint64_t seq, PageSet& pages, Fence fence);
+  std::vector<PageError> unmap_and_release(PageSet& pages, Fence& fence);
+  void pass_fence(Fence& fence);
 
-  void undo(PageSet& pages, const std::vector<uint64_t>& unmaps);
   std::optional<DriverError> give_all_back();
 
   PageMapper mapper_;
@@ -140,9 +152,12 @@ class Arena final : public ForkAware {
   // Pages that are not mapped have no entry.
   std::unordered_map<uint64_t, State> states_;
   PageSet mapped_;
+  // What did not go, of pages and of credits: only the worker touches it while it runs.
   PageSet quarantined_;
-  // Parts of pages that could not be released.
   std::vector<PageMemory> leftovers_;
+  int retries_left_ = 0;
+  std::chrono::nanoseconds retry_after_{};
+  std::chrono::steady_clock::time_point retry_at_;
   std::deque<Job> jobs_;
 };
 

@@ -117,18 +117,18 @@ void Arena::ring() {
 }
 
 void Arena::add_fault(uint64_t seq, int64_t page, const DriverError& error) {
+  end_faults(page, error.operation.c_str());
+  books_.faults.push_back({seq, page, error.operation, error.code, error.name});
+}
+
+void Arena::end_faults(int64_t page, const char* operation) {
   auto& faults = books_.faults;
   faults.erase(std::remove_if(faults.begin(), faults.end(),
                               [&](const Fault& fault) {
-                                return fault.page == page && fault.operation == error.operation;
+                                return fault.page == page &&
+                                       (operation == nullptr || fault.operation == operation);
                               }),
                faults.end());
-  faults.push_back({seq, page, error.operation, error.code, error.name});
-}
-
-void Arena::quarantine(uint64_t page, PageMemory memory) {
-  states_[page] = State::kQuarantined;
-  quarantined_.emplace(page, std::move(memory));
 }
 
 void Arena::ask(uint64_t asked, uint64_t dropped) {
@@ -145,42 +145,36 @@ void Arena::ask(uint64_t asked, uint64_t dropped) {
 }
 
 void Arena::apply(uint64_t seq, const std::vector<uint64_t>& maps, const std::vector<uint64_t>& unmaps) {
-  PageSet incoming;
+  PageSet pages;
   Lock lock(mutex_);
   check_open();
   check_command(seq, maps, unmaps);
   for (const uint64_t page : maps) {
     states_[page] = State::kMapping;
-    incoming.emplace(page, std::move(credits_.back()));
+    pages.emplace(page, std::move(credits_.back()));
     credits_.pop_back();
   }
   for (const uint64_t page : unmaps) states_[page] = State::kRetiring;
   ++applying_;
   lock.unlock();
 
-  Driver::Event fence = 0;
+  Job job{seq, {}, {}};
+  try {
+    if (!unmaps.empty()) PageMapper::insist([&] { job.fence = driver().event_record(); });
+  } catch (const DriverError&) {
+    // The worker will record one itself, and says so where it can't either.
+  }
+  std::optional<DriverError> failed;
   std::vector<PageError> stuck;
   try {
-    if (!unmaps.empty()) PageMapper::insist([&] { fence = driver().event_record(); });
-    try {
-      mapper_.map(incoming, stuck);
-    } catch (const DriverError&) {
-      if (!unmaps.empty()) driver().event_destroy(fence);
-      throw;
-    }
+    mapper_.map(pages, stuck);
   } catch (const DriverError& error) {
-    lock.lock();
-    undo(incoming, unmaps);
-    add_fault(seq, error.page ? static_cast<int64_t>(*error.page) : Fault::kNoPage, error);
-    for (const PageError& failed : stuck) add_fault(seq, static_cast<int64_t>(failed.page), failed.error);
-    ring();
-    throw;
+    failed = error;
   }
 
   lock.lock();
-  Job job{seq, fence, {}};
   for (const uint64_t page : maps) states_[page] = State::kMapped;
-  mapped_.merge(incoming);
+  mapped_.merge(pages);
   books_.mapped += maps.size();
   for (const uint64_t page : unmaps) job.pages.insert(mapped_.extract(page));
   last_seq_ = seq;
@@ -190,24 +184,13 @@ void Arena::apply(uint64_t seq, const std::vector<uint64_t>& maps, const std::ve
     jobs_.push_back(std::move(job));
     worker_->wanted.notify_one();
   }
+  if (failed) {
+    for (const uint64_t page : maps) add_fault(seq, static_cast<int64_t>(page), *failed);
+    for (const PageError& error : stuck) add_fault(seq, static_cast<int64_t>(error.page), error.error);
+  }
   --applying_;
   ring();
-}
-
-// Puts everything back as it was before the command.
-void Arena::undo(PageSet& pages, const std::vector<uint64_t>& unmaps) {
-  for (auto& [page, memory] : pages) {
-    if (memory.is_mapped()) {
-      ++books_.mapped;
-      quarantine(page, std::move(memory));
-      continue;
-    }
-    states_.erase(page);
-    credits_.push_back(std::move(memory));
-  }
-  for (const uint64_t page : unmaps) states_[page] = State::kMapped;
-  --applying_;
-  worker_->wanted.notify_one();
+  if (failed) throw *failed;
 }
 
 uint64_t Arena::wait_credits(uint64_t count, std::chrono::nanoseconds timeout) {
@@ -226,6 +209,7 @@ ArenaReport Arena::report() {
   const uint64_t pages =
       credits_.size() + states_.size() + leftovers_.size() + (creating_ ? 1 : 0) + (dropping_ ? 1 : 0);
   report.held_bytes = pages * mapper_.page_bytes();
+  report.quarantined_credits = leftovers_.size();
   return report;
 }
 

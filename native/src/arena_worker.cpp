@@ -2,11 +2,19 @@
 #include <pthread.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "arena.h"
 
 namespace kvquota {
+namespace {
+
+// What did not go is tried again after this long, then after twice as long, and so on.
+constexpr auto kFirstRetry = std::chrono::milliseconds(100);
+constexpr int kRetries = 8;
+
+}  // namespace
 
 void Arena::start_worker() {
   // Signals are for the engine's threads.
@@ -28,39 +36,60 @@ void Arena::work() {
   Lock lock(mutex_);
   for (;;) {
     const auto droppable = [&] { return drops_due() > 0 && !credits_.empty(); };
-    const auto idle = [&] { return closing_ ? applying_ > 0 : !droppable() && pending() == 0; };
-    worker_->wanted.wait(lock, [&] { return !jobs_.empty() || !idle(); });
+    const auto retry_due = [&] {
+      return retries_left_ > 0 && std::chrono::steady_clock::now() >= retry_at_;
+    };
+    const auto due = [&] {
+      if (!jobs_.empty()) return true;
+      return closing_ ? applying_ == 0 : droppable() || pending() > 0 || retry_due();
+    };
+    if (retries_left_ > 0 && !closing_) {
+      worker_->wanted.wait_until(lock, retry_at_, due);
+    } else {
+      worker_->wanted.wait(lock, due);
+    }
     if (!jobs_.empty()) {
-      retire_next(lock);
+      const uint64_t seq = jobs_.front().seq;
+      retire(lock, seq, jobs_.front().pages, jobs_.front().fence);
+      books_.done = seq;
+      jobs_.pop_front();
+      ring();
     } else if (closing_) {
-      return;
+      if (applying_ == 0) return;
+    } else if (retry_due()) {
+      retry(lock);
     } else if (droppable()) {
       drop_one(lock);
-    } else {
+    } else if (pending() > 0) {
       create_one(lock);
     }
   }
 }
 
-// Unmaps and releases; what is left in the job's pages afterwards is still mapped, or not all released.
-std::vector<PageError> Arena::retire(Job& job) {
-  if (job.pages.empty()) return {};
+void Arena::pass_fence(Fence& fence) {
+  // Behind at least the work that was submitted when the command came.
+  if (!fence) PageMapper::insist([&] { fence = driver().event_record(); });
+  PageMapper::insist([&] { driver().event_synchronize(*fence); });
+}
+
+// What is left in `pages` afterwards is still mapped, or not all released.
+std::vector<PageError> Arena::unmap_and_release(PageSet& pages, Fence& fence) {
   std::vector<PageError> failed;
   try {
-    PageMapper::insist([&] { driver().event_synchronize(job.fence); });
-    failed = mapper_.unmap(job.pages);
+    pass_fence(fence);
+    failed = mapper_.unmap(pages);
   } catch (const DriverError& error) {
-    for (const auto& [page, memory] : job.pages) failed.push_back({page, error.at(page)});
+    for (const auto& [page, memory] : pages) failed.push_back({page, error.at(page)});
     return failed;
   }
-  for (auto page = job.pages.begin(); page != job.pages.end();) {
+  for (auto page = pages.begin(); page != pages.end();) {
     if (page->second.is_mapped()) {
       ++page;
       continue;
     }
     try {
       mapper_.release(page->second);
-      page = job.pages.erase(page);
+      page = pages.erase(page);
     } catch (const DriverError& error) {
       failed.push_back({page->first, error.at(page->first)});
       ++page;
@@ -69,41 +98,81 @@ std::vector<PageError> Arena::retire(Job& job) {
   return failed;
 }
 
-void Arena::retire_next(Lock& lock) {
-  Job& job = jobs_.front();
-  std::vector<uint64_t> pages;
-  for (const auto& [page, memory] : job.pages) pages.push_back(page);
+// Quarantines what does not go.
+void Arena::retire(Lock& lock, uint64_t seq, PageSet& pages, Fence fence) {
+  if (pages.empty()) return;
+  std::vector<uint64_t> all;
+  for (const auto& [page, memory] : pages) all.push_back(page);
   lock.unlock();
-  const std::vector<PageError> failed = retire(job);
+  const std::vector<PageError> failed = unmap_and_release(pages, fence);
   std::optional<DriverError> fence_error;
-  if (!pages.empty()) {
+  try {
+    if (fence) driver().event_destroy(*fence);
+  } catch (const DriverError& error) {
+    fence_error = error;
+  }
+  lock.lock();
+  for (const uint64_t page : all) {
+    if (pages.count(page) != 0) {
+      states_[page] = State::kQuarantined;
+      continue;
+    }
+    states_.erase(page);
+    end_faults(static_cast<int64_t>(page));
+    ++books_.unmapped;
+  }
+  quarantined_.merge(pages);
+  for (const PageError& error : failed) add_fault(seq, static_cast<int64_t>(error.page), error.error);
+  if (fence_error) {
+    add_fault(seq, Fault::kNoPage, *fence_error);
+  } else {
+    end_faults(Fault::kNoPage, op::kEventDestroy);
+  }
+  if (!failed.empty()) try_again_later();
+}
+
+void Arena::try_again_later() {
+  retries_left_ = kRetries;
+  retry_after_ = kFirstRetry;
+  retry_at_ = std::chrono::steady_clock::now() + retry_after_;
+}
+
+void Arena::retry(Lock& lock) {
+  const int left = retries_left_ - 1;
+  const auto after = 2 * retry_after_;
+  PageSet pages = std::move(quarantined_);
+  quarantined_.clear();
+  retire(lock, last_seq_.value_or(0), pages, {});
+  lock.unlock();
+  std::optional<DriverError> failed;
+  for (PageMemory& memory : leftovers_) {
     try {
-      driver().event_destroy(job.fence);
+      mapper_.release(memory);
     } catch (const DriverError& error) {
-      fence_error = error;
+      failed = error;
     }
   }
   lock.lock();
-  for (const uint64_t page : pages) {
-    const auto left = job.pages.find(page);
-    if (left != job.pages.end()) {
-      quarantine(page, std::move(left->second));
-    } else {
-      states_.erase(page);
-      ++books_.unmapped;
-    }
+  leftovers_.erase(std::remove_if(leftovers_.begin(), leftovers_.end(),
+                                  [](const PageMemory& memory) { return memory.handles.empty(); }),
+                   leftovers_.end());
+  if (failed) {
+    add_fault(last_seq_.value_or(0), Fault::kNoPage, *failed);
+  } else {
+    end_faults(Fault::kNoPage, op::kMemRelease);
   }
-  for (const PageError& error : failed) add_fault(job.seq, static_cast<int64_t>(error.page), error.error);
-  if (fence_error) add_fault(job.seq, Fault::kNoPage, *fence_error);
-  books_.done = job.seq;
-  jobs_.pop_front();
+  const bool over = quarantined_.empty() && leftovers_.empty();
+  retries_left_ = over ? 0 : left;
+  retry_after_ = after;
+  retry_at_ = std::chrono::steady_clock::now() + after;
   ring();
 }
 
 // After a failed call for a credit: what could not be given back stays accounted.
 void Arena::keep_leftover(PageMemory memory, const DriverError& error) {
   add_fault(last_seq_.value_or(0), Fault::kNoPage, error);
-  if (!memory.handles.empty()) leftovers_.push_back(std::move(memory));
+  leftovers_.push_back(std::move(memory));
+  try_again_later();
 }
 
 void Arena::drop_one(Lock& lock) {
@@ -145,6 +214,7 @@ void Arena::create_one(Lock& lock) {
   if (!failed) {
     credits_.push_back(std::move(memory));
     ++books_.created;
+    end_faults(Fault::kNoPage, op::kMemCreate);
   } else {
     // Nothing is tried again before the leader asks again.
     books_.refused += pending();

@@ -168,6 +168,7 @@ void bind_arena(py::module_& m) {
       .def_readonly("dropped", &ArenaReport::dropped)
       .def_readonly("mapped", &ArenaReport::mapped)
       .def_readonly("unmapped", &ArenaReport::unmapped)
+      .def_readonly("quarantined_credits", &ArenaReport::quarantined_credits)
       .def_readonly("held_bytes", &ArenaReport::held_bytes)
       .def_readonly("faults", &ArenaReport::faults);
 

@@ -128,6 +128,9 @@ class ModelRank:
     def finish(self, command: PageCommand, *faults: RankFault) -> None:
         self.state = replace(self.state, done=command.seq, faults=(*self.state.faults, *faults))
 
+    def mend(self) -> None:
+        self.state = replace(self.state, faults=())
+
     def report(self) -> RankReport:
         return self.state
 

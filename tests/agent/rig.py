@@ -8,7 +8,7 @@ from pathlib import Path
 from kvquota.agent import Agent, Settings
 from kvquota.agent.contract import PageCommand
 from kvquota.agent.local_rank import LocalRank
-from kvquota.native import Arena, HostDriver
+from kvquota.native import Arena, FaultDriver, HostDriver
 
 from tests.agent.model import MIB, ModelAdapter
 
@@ -35,7 +35,8 @@ class AgentRig:
         self, socket: Path, *, pages: int = 16, reserve: int = 0, default_limit: int | None = None
     ) -> None:
         self.driver = HostDriver(fill=0xFF)
-        self.arena = Arena(self.driver, [PAGE], pages)
+        self.faults = FaultDriver(self.driver)
+        self.arena = Arena(self.faults, [PAGE], pages)
         self.rank = LocalRank(self.arena, self.driver)
         self.adapter = WakingAdapter()
         self.settings = Settings(

@@ -44,6 +44,23 @@ def test_without_a_daemon_the_default_limit_is_in_force_from_the_first_page_on(r
     assert engine.agent.statistics().target_pages == 3
 
 
+def test_a_driver_that_failed_once_is_asked_again_and_leaves_no_mark(
+    rig: Make, daemon: FakeDaemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = rig()
+    connection = daemon.connection()
+    engine.faults.fail("mem_create", nth=2, times=3)
+    engine.fill(4)
+    assert engine.faults.calls("mem_create") > 4
+    engine.faults.fail("mem_unmap", times=14)
+    connection.limit(PAGE, 1)
+    connection.wait(lambda seen: seen.status == Status.APPLIED and seen.revision_applied == 1, engine.turn)
+    # While a page stays, another one goes in its place.
+    assert engine.arena.report().held_bytes <= PAGE
+    assert connection.read().quarantined_pages == 0
+    assert "mem_create failed with EIO (5) for a credit" in caplog.text
+
+
 def test_a_limit_set_before_the_engine_is_in_force_from_the_first_page_on(
     socket_path: Path, rig: Make
 ) -> None:

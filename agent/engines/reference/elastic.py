@@ -72,7 +72,6 @@ class Elastic:
             logger.error("pages %s are lost to the engine: %s", command.maps, error)
             for page in command.maps:
                 self._abandon(page)
-            self._rank.apply(PageCommand(command.seq, unmaps=command.unmaps))
 
     def close(self) -> None:
         """Leave the daemon and give all memory back. The tensors must be gone."""
