@@ -37,11 +37,24 @@ class ElasticBlockPool(BlockPool):
     ) -> None:
         """Cache them, but nothing of a draining page: a hit would keep the page."""
         super().cache_full_blocks(request, blocks, num_cached_blocks, num_full_blocks, *args, **kwargs)
-        queue = self.free_block_queue
-        if queue.usage()[3]:
+        if self.free_block_queue.usage()[3]:
             for block in blocks[num_cached_blocks:num_full_blocks]:
-                if queue.is_draining(block):
-                    self._maybe_evict_cached_block(block)
+                self._forget_if_draining(block)
+
+    def cache_partial_block(self, request: Request, block: Any, *args: Any, **kwargs: Any) -> Any:
+        """As cache_full_blocks. None tells vLLM that there is nothing to copy before it writes on."""
+        if self.free_block_queue.is_draining(block):
+            return None
+        return super().cache_partial_block(request, block, *args, **kwargs)
+
+    def move_block_hashes(self, src_block: Any, dst_block: Any) -> None:
+        """As vLLM, but a draining page takes no hashes over."""
+        super().move_block_hashes(src_block, dst_block)
+        self._forget_if_draining(dst_block)
+
+    def _forget_if_draining(self, block: Any) -> None:
+        if self.free_block_queue.is_draining(block):
+            self._maybe_evict_cached_block(block)
 
 
 class ElasticKVCacheManager(KVCacheManager):

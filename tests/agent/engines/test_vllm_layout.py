@@ -1,6 +1,5 @@
 """Where KV blocks lie over an arena, checked against the views that vLLM makes of its buffer."""
 
-import importlib
 from typing import Any
 
 import pytest
@@ -12,11 +11,6 @@ BLOCK_TOKENS = 16
 HEADS = 2
 HEAD_DIM = 64
 BLOCK_BYTES = BLOCK_TOKENS * HEADS * 2 * HEAD_DIM * 4
-
-
-@pytest.fixture(scope="module")
-def vllm_imported() -> None:
-    importlib.import_module("tests.support.vllm_imports")
 
 
 def spec() -> Any:

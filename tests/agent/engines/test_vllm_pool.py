@@ -1,61 +1,10 @@
 """vLLM's own block pool over a PageQueue: what is taken and drained leaves it as vLLM's own evictions do."""
 
-import importlib
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
-from kvquota.agent.geometry import Geometry
-from kvquota.native import PageQueue
+
+from tests.support.vllm_pool import BLOCK_TOKENS, GEOMETRY, PAGE_BLOCKS, PAGES, Rig
 
 pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("vllm_imported")]
-
-MIB = 1 << 20
-PAGES = 4
-PAGE_BLOCKS = 8
-GEOMETRY = Geometry(unit=MIB // 4, span=2 * MIB, blocks=PAGES * PAGE_BLOCKS)
-
-
-@pytest.fixture(scope="module")
-def vllm_imported() -> None:
-    importlib.import_module("tests.support.vllm_imports")
-
-
-class Rig:
-    """A pool with every page in circulation, and the adapter over it."""
-
-    def __init__(self) -> None:
-        from kvquota.agent.engines.vllm.adapter import VllmAdapter
-        from kvquota.agent.engines.vllm.pool import ElasticBlockPool
-        from vllm.v1.core.block_pool import BlockPool
-
-        self.pool: Any = BlockPool(GEOMETRY.blocks, True, 16, enable_kv_cache_events=True)
-        self.queue = PageQueue(self.pool.blocks, GEOMETRY.ranges())
-        for page in range(PAGES):
-            self.queue.put(page)
-        self.queue.remove(self.pool.null_block)
-        self.pool.free_block_queue = self.queue
-        self.pool.__class__ = ElasticBlockPool
-        coordinator = SimpleNamespace(single_type_managers=(None,))
-        manager = SimpleNamespace(block_pool=self.pool, coordinator=coordinator)
-        self.running: list[object] = []
-        scheduler = SimpleNamespace(
-            kv_cache_manager=manager, requests={}, running=self.running, waiting=[], kv_holding_waiting=[]
-        )
-        self.adapter = VllmAdapter(scheduler, GEOMETRY, self.queue, lambda: None)
-        self.pool.adapter = self.adapter
-
-    def use(self, count: int, *, cached: bool = True) -> list[Any]:
-        blocks: list[Any] = self.pool.get_new_blocks(count)
-        if cached:
-            for block in blocks:
-                self.pool._insert_block_hash(b"hash%d" % block.block_id + bytes(4), block, 16)
-        return blocks
-
-    def removed(self) -> int:
-        from vllm.distributed.kv_events import BlockRemoved
-
-        return sum(isinstance(event, BlockRemoved) for event in self.pool.take_events())
 
 
 def test_taking_a_page_evicts_what_it_cached_with_its_events() -> None:
@@ -117,3 +66,86 @@ def test_running_requests_want_their_next_block_before_anything_is_evicted() -> 
     rig.adapter.begin_scheduling()
     rig.adapter.end_scheduling()
     assert rig.adapter.wanted() == 1
+
+
+def test_a_partly_filled_block_of_a_draining_page_is_not_cached() -> None:
+    rig = Rig()
+    request = rig.request("r", list(range(2 * BLOCK_TOKENS)))
+    (block,) = rig.use(1, cached=False)
+    # Half of a block of 32 tokens. All pinned pages drain, the null block's with them.
+    half = (request, block, BLOCK_TOKENS, 0, 2 * BLOCK_TOKENS)
+    assert rig.pool.cache_partial_block(*half) is not None
+    rig.adapter.drain(1)
+    assert rig.queue.is_draining(block)
+    assert block.block_hash is None
+    assert rig.pool.cache_partial_block(*half) is None
+    assert rig.pool.get_cached_block(request.block_hashes[0], [0]) is None
+    assert rig.pool.is_block_writable(block)
+    rig.adapter.drain(0)
+    assert rig.pool.cache_partial_block(*half) is not None
+    assert rig.pool.get_cached_block(request.block_hashes[0], [0]) == [block]
+
+
+def test_a_hit_from_before_the_drain_keeps_a_page_only_as_long_as_it_runs() -> None:
+    rig = Rig()
+    request = rig.request("r", list(range(4 * BLOCK_TOKENS)))
+    rig.use(PAGE_BLOCKS - 1, cached=False)
+    blocks = rig.use(4, cached=False)
+    rig.pool.cache_full_blocks(request, blocks, 0, 2, BLOCK_TOKENS, 0)
+    rig.pool.touch(blocks)
+    rig.pool.free_blocks(blocks)
+    rig.adapter.drain(1)
+    assert rig.queue.is_draining(blocks[0])
+    # What the hit request computes there later is not cached either.
+    rig.pool.cache_full_blocks(request, blocks, 2, 4, BLOCK_TOKENS, 0)
+    assert not any(rig.pool.get_cached_block(key, [0]) for key in request.block_hashes)
+    assert rig.queue.usage()[3] == 1
+    rig.pool.free_blocks(blocks)
+    assert rig.queue.usage() == (1, 0, 3, 0)
+    rig.queue.check()
+
+
+def test_hashes_that_move_to_a_draining_page_are_dropped() -> None:
+    rig = Rig()
+    used = rig.use(PAGE_BLOCKS + 1, cached=False)
+    kept, leaving = used[0], used[-1]
+    rig.pool._insert_block_hash(b"hash" + bytes(4), kept, BLOCK_TOKENS)
+    rig.pool.move_block_hashes(kept, used[1])
+    assert used[1].block_hash is not None
+    rig.adapter.drain(1)
+    assert rig.queue.is_draining(leaving)
+    rig.pool.move_block_hashes(used[1], leaving)
+    assert len(rig.pool.cached_block_hash_to_block) == 0
+    assert leaving.block_hash is None
+    assert rig.removed() == 1
+
+
+def test_readers_of_an_unpinned_block_of_a_draining_page_are_called_off_when_it_goes() -> None:
+    rig = Rig()
+    told: list[int] = []
+    rig.use(PAGE_BLOCKS - 1, cached=False)
+    blocks = rig.use(2, cached=False)
+    rig.adapter.drain(1)
+    rig.pool.unpin_blocks(blocks, lambda block: told.append(block.block_id))
+    # Free, and still read: the page drains no more, and goes after the empty ones.
+    assert rig.queue.usage() == (1, 1, 2, 0)
+    rig.adapter.take(2)
+    assert told == []
+    rig.adapter.take(1)
+    assert sorted(told) == [block.block_id for block in blocks]
+    rig.queue.check()
+
+
+def test_free_blocks_are_walked_in_the_order_in_which_they_are_handed_out() -> None:
+    rig = Rig()
+    used = rig.use(12)
+    rig.pool.free_blocks(used[:6])
+    rig.pool.unpin_blocks(used[9:], lambda _block: None)
+    rig.adapter.drain(1)
+    walked = list(rig.queue.iter_blocks_after(None))
+    assert walked == rig.queue.get_all_free_blocks()
+    assert list(rig.queue.iter_blocks_after(walked[4])) == walked[5:]
+    rig.queue.for_running = True
+    assert rig.pool.get_new_blocks(len(walked)) == walked
+    # A block that is not free has nothing behind it.
+    assert list(rig.queue.iter_blocks_after(walked[0])) == []

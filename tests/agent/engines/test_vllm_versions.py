@@ -12,11 +12,6 @@ pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("vllm_imported")]
 PACKAGE = "kvquota.agent.engines.vllm"
 
 
-@pytest.fixture(scope="module")
-def vllm_imported() -> None:
-    importlib.import_module("tests.support.vllm_imports")
-
-
 def config(scheduler: str = "KvquotaScheduler", worker: str = f"{PACKAGE}.KvquotaWorker", **more: Any) -> Any:
     """As much of a VllmConfig as the check looks at."""
 
