@@ -1,8 +1,10 @@
 #include "segment.h"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -114,10 +116,22 @@ void store(Segment& segment, const Payload& payload) {
   });
 }
 
+// A writer that lost the CPU in a write must get it to end it. All pauses of a read take 0.13 ms, and a timer's
+// slack for each.
+void pause(int tried) {
+  if (tried == 1) {
+    sched_yield();
+    return;
+  }
+  const timespec time = {0, 1000L << (tried - 1)};
+  nanosleep(&time, nullptr);
+}
+
 template <typename Payload>
 bool load(const Segment& segment, Payload& payload, uint64_t& seen) {
   std::array<int64_t, kWords<Payload>> words;
-  for (int i = 0; i < kTries; ++i) {
+  for (int tried = 0; tried < kTries; ++tried) {
+    if (tried > 0) pause(tried);
     // `seen` stays at the last sequence tried: where that was torn the segment has moved on, so `changed`
     // stays true.
     seen = segment.sequence.load(std::memory_order_acquire);

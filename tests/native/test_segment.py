@@ -1,6 +1,7 @@
 import ctypes
 import fcntl
 import gc
+import itertools
 import mmap
 import os
 import struct
@@ -188,6 +189,37 @@ def test_a_writer_repairs_a_lock_that_a_dead_one_left_odd(observed: ObservedRead
     ObservedWriter(observed.fileno()).pulse(1, 2, 3, 4)
     read, fresh = observed.read()
     assert (read.pinned_pages, fresh) == (1, True)
+
+
+def stop_in_the_middle(fd: int, cpu: int) -> None:
+    """A leader on the reader's own CPU, which loses it while its lock is odd."""
+    os.sched_setaffinity(0, {cpu})
+    with mmap.mmap(fd, SIZE) as view:
+        for sequence in itertools.count(0, 2):
+            struct.pack_into("<q", view, SEQUENCE, sequence + 1)
+            os.sched_yield()
+            struct.pack_into("<q", view, SEQUENCE, sequence + 2)
+            for _ in range(1000):
+                pass
+
+
+def test_a_writer_that_lost_the_cpu_in_a_write_gets_it_to_end_it(observed: ObservedReader) -> None:
+    mine = os.sched_getaffinity(0)
+    cpu = min(mine)
+    process = get_context("fork").Process(target=stop_in_the_middle, args=(observed.fileno(), cpu))
+    process.start()
+    os.sched_setaffinity(0, {cpu})
+    try:
+        torn = 0
+        for _ in range(200):
+            os.sched_yield()
+            torn += not observed.read()[1]
+    finally:
+        os.sched_setaffinity(0, mine)
+        process.kill()
+        process.join(30)
+    # Most of the time: another process may have the CPU for longer than a read waits.
+    assert torn < 100
 
 
 def write_without_pause(fd: int, stop: Event) -> None:
