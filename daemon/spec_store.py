@@ -10,6 +10,8 @@ from kvquota.daemon import log
 from kvquota.daemon.errors import StorageError, StorageFullError
 from kvquota.daemon.spec import Spec, file_stem
 
+_KEPT = "%old.tmp"
+"""The spec that is being replaced. No spec's own file: there, what follows a % are digits."""
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -38,19 +40,29 @@ class SpecStore:
         """Make `spec` durable. Raises StorageFullError or StorageError, and then the old one still stands."""
         path = self._folder / f"{file_stem(spec.name)}.json"
         temporary = path.with_suffix(".tmp")
+        kept = self._folder / _KEPT
         try:
             with _open_folder(self._folder) as folder:
                 _write_file(temporary, spec.to_json().encode())
+                kept.unlink(missing_ok=True)
+                with contextlib.suppress(FileNotFoundError):
+                    os.link(path, kept)
                 temporary.rename(path)
-                os.fsync(folder)
+                try:
+                    os.fsync(folder)
+                except OSError:
+                    _put_back(kept, path)
+                    raise
         except OSError as problem:
-            with contextlib.suppress(OSError):
-                # What stays is removed at the next start; the first problem is the one to tell.
-                temporary.unlink(missing_ok=True)
             what = f"spec of {spec.name!r} not written to {path}: {problem.strerror}"
             if problem.errno in _FULL:
                 raise StorageFullError(f"{what}; make room and set the limit again") from problem
             raise StorageError(what) from problem
+        finally:
+            # What stays is removed at the next start; a first problem is the one to tell.
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+                kept.unlink(missing_ok=True)
 
     def _read(self, path: Path) -> Spec | None:
         try:
@@ -71,6 +83,16 @@ class SpecStore:
             log.error("spec_unreadable", file=path, reason=problem, left_in_place=failure.strerror)
         else:
             log.error("spec_set_aside", file=path, moved_to=aside, reason=problem)
+
+
+def _put_back(kept: Path, path: Path) -> None:
+    try:
+        if kept.exists():
+            kept.rename(path)
+        else:
+            path.unlink()
+    except OSError as failure:
+        log.error("spec_not_put_back", file=path, reason=failure)
 
 
 def _write_file(path: Path, content: bytes) -> None:

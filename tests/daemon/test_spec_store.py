@@ -5,6 +5,7 @@ import json
 import os
 import resource
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -119,6 +120,30 @@ def test_a_folder_that_can_not_be_opened_changes_nothing(
         store.write(Spec("team/vllm", limit_bytes=1, revision=4))
     monkeypatch.undo()
     assert SpecStore(tmp_path).load() == {"team/vllm": SPEC}
+
+
+@pytest.mark.parametrize("old", [SPEC, None])
+def test_a_folder_that_can_not_be_synced_gets_its_old_spec_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: Spec | None
+) -> None:
+    store = SpecStore(tmp_path)
+    if old is not None:
+        store.write(old)
+    real = os.fsync
+
+    def no_folder(fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.ENOSPC, "no room for the folder")
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", no_folder)
+    with pytest.raises(StorageFullError, match="team/vllm"):
+        store.write(Spec("team/vllm", limit_bytes=1, revision=4))
+    assert SpecStore(tmp_path).load() == ({} if old is None else {"team/vllm": old})
+    assert len(list(tmp_path.iterdir())) == (0 if old is None else 1)
+    monkeypatch.undo()
+    store.write(Spec("team/vllm", limit_bytes=1, revision=4))
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_spec_that_can_not_be_read_is_neither_lost_nor_ignored(tmp_path: Path) -> None:
