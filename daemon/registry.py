@@ -1,7 +1,6 @@
 """The instances: their specs and their leaders. One event loop owns it all."""
 
 import asyncio
-import difflib
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from functools import partial
 from kvquota.daemon import errors, log
 from kvquota.daemon.agent_link import AgentLink
 from kvquota.daemon.hello import RefusedError, welcome
+from kvquota.daemon.near import near_names
 from kvquota.daemon.revision import join, revision_to_set, show
 from kvquota.daemon.spec import Spec, name_problem, shorten
 from kvquota.daemon.spec_store import SpecStore
@@ -220,7 +220,7 @@ class Registry:
             subscription.mark(name)
 
     def _unknown(self, name: str) -> errors.QuotaError:
-        near = [] if name_problem(name) else difflib.get_close_matches(name, self._instances, n=3)
+        near = [] if name_problem(name) else near_names(name, self._instances)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
         return errors.UnknownInstanceError(f"no instance {shorten(name)} was ever seen{hint}")
 
