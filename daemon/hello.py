@@ -26,6 +26,8 @@ class Hello:
 
     instance: str
     engine: str
+    pid_reported: int
+    """In the leader's own namespace, which may be a container's: only for the log."""
     told: Told
 
 
@@ -72,4 +74,5 @@ def _hello(message: Mapping[str, Any]) -> Hello:
     least, most = base or 0, MAX_REVISION - MAX_STEP
     if not least <= revision <= most:
         raise RefusedError("bad_hello", f"revision is {revision}: expected {least} (its base) to {most}")
-    return Hello(instance, engine, Told(base, revision, packet.optional_integer(message, "limit_bytes")))
+    pid = packet.integer(message, "pid_reported")
+    return Hello(instance, engine, pid, Told(base, revision, packet.optional_integer(message, "limit_bytes")))

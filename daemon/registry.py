@@ -119,7 +119,14 @@ class Registry:
             link.welcome(spec, welcome(self._device.boot_id, self._device.kind), self._device.fds)
             instance.link = link
             link.watch(partial(self._publish, name), partial(self._leave, name, link))
-        log.info("joined", instance=name, engine=instance.engine, pid=link.peer.pid, revision=spec.revision)
+        log.info(
+            "joined",
+            instance=name,
+            engine=instance.engine,
+            pid=link.peer.pid,
+            pid_reported=link.hello.pid_reported,
+            revision=spec.revision,
+        )
         self._publish(name)
 
     @contextmanager

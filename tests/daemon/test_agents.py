@@ -48,6 +48,7 @@ def test_an_engine_joins_and_is_shown_as_it_is(daemon_process: DaemonProcess) ->
         assert len(agent.fds) == 3
         shown = daemon_process.get("team/a")
         assert (shown.connected, shown.pid, shown.engine) == (True, os.getpid(), "vllm 0.32.0")
+        assert "pid_reported=1 " in daemon_process.log
         assert (shown.status, shown.revision) == (pb.STATUS_APPLIED, 0)
         # Counters move without a ring: what is shown is read when it is asked for.
         agent.publish(ring=False, mapped_pages=12, pinned_pages=6)
@@ -119,6 +120,7 @@ HELLO = (
         (HELLO.replace(b'"revision":0', b'"revision":-1'), "bad_hello"),
         (HELLO.replace(b'"revision":0', b'"revision":9223372036854775807'), "bad_hello"),
         (HELLO.replace(b'"base":null', b'"base":5'), "bad_hello"),
+        (HELLO.replace(b'"pid_reported":1', b'"pid_reported":-1'), "bad_hello"),
         (HELLO.replace(b'"limit_bytes":null', b'"limit_bytes":-1'), "bad_hello"),
         (HELLO.replace(b'"limit_bytes":null', b'"limit_bytes":1e3'), "bad_hello"),
         (HELLO.replace(b'"min_version":1,"max_version":1', b'"min_version":2,"max_version":3'), "version"),
