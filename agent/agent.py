@@ -17,6 +17,8 @@ from kvquota.native.status import Reason, Status
 _BUSY_NS = 1_000_000
 _IDLE_NS = 20_000_000
 _JOIN_S = 2.0
+_FIRST_ATTACH_S = 0.1
+_LAST_ATTACH_S = 60.0
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +49,9 @@ class Agent:
         self._changed: Callable[[], bool] = _unchanged
         self._pulse: Callable[[int, int, int, int], None] = _no_pulse
         self._unreadable = False
-        self._unattached = False
+        self._unattached: list[Rank] = []
+        self._attach_after = _FIRST_ATTACH_S
+        self._attach_at = 0.0
         self._told: tuple[object, ...] = ()
         self._shown = adapter.usage()
         self._due = True
@@ -165,6 +169,8 @@ class Agent:
                 self._enter(came)
         if self._session is not None and self._changed():
             self._read_limit(self._session)
+        if self._session is not None and self._unattached and time.monotonic() >= self._attach_at:
+            self._attach(self._session)
 
     def _enter(self, session: Session) -> None:
         """Go over to a new session. What it says is acted on only where it is newer than what was."""
@@ -173,14 +179,23 @@ class Agent:
         self._changed = session.desired.changed
         self._pulse = session.observed.pulse
         self._told = ()
-        self._unattached = False
-        if session.record_fd is not None:
-            for rank in self._ranks:
-                self._unattached |= not _attach(rank, session.record_fd)
+        self._unattached = [] if session.record_fd is None else list(self._ranks)
+        self._attach_after = _FIRST_ATTACH_S
+        self._attach(session)
         self._read_limit(session)
+
+    def _attach(self, session: Session) -> None:
+        """Have ranks take their memory from the device. One that can't now is tried again."""
+        if session.record_fd is None:
+            return
+        fd = session.record_fd
+        self._unattached = [rank for rank in self._unattached if rank.lost is None and not _attach(rank, fd)]
+        self._attach_at = time.monotonic() + self._attach_after
+        self._attach_after = min(2 * self._attach_after, _LAST_ATTACH_S)
 
     def _leave(self) -> None:
         self._changed, self._pulse = _unchanged, _no_pulse
+        self._unattached = []
         if self._session is not None:
             self._session.close()
             self._session = None
@@ -205,8 +220,12 @@ class Agent:
         """After any change of the books: tell the daemon, and see what is left to do."""
         balloon = self._balloon
         self._due = balloon.over or balloon.can_act
-        if (retry_at := balloon.retry_at) is not None:
-            self._watcher.alarm(retry_at / 1e9)
+        retry_at = balloon.retry_at
+        times = [] if retry_at is None else [retry_at / 1e9]
+        if self._unattached:
+            times.append(self._attach_at)
+        if times:
+            self._watcher.alarm(min(times))
         self._statistics = statistics = balloon.statistics()
         self._shown = self._adapter.usage()
         counters = self._adapter.counters()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from kvquota.agent.contract import Counters, PageCommand
+from kvquota.agent.local_rank import LocalRank
 from kvquota.agent.settings import SettingError
 from kvquota.native import Desired
 from kvquota.native.status import Reason, Status
@@ -160,6 +161,28 @@ def test_memory_that_the_device_does_not_count_is_shown(socket_path: Path, rig: 
         assert daemon.connection().standing() == (Status.DEGRADED, Reason.RANK_FAILED)
         engine.fill(2)
         engine.close()
+
+
+def test_a_rank_whose_link_is_full_is_attached_later(
+    daemon: FakeDaemon, rig: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attach = LocalRank.attach
+    tries: list[int] = []
+
+    def full_at_first(rank: LocalRank, record_fd: int) -> None:
+        tries.append(record_fd)
+        if len(tries) < 3:
+            raise BlockingIOError("the link is full")
+        attach(rank, record_fd)
+
+    monkeypatch.setattr(LocalRank, "attach", full_at_first)
+    engine = rig()
+    connection = daemon.connection()
+    assert connection.standing() == (Status.DEGRADED, Reason.RANK_FAILED)
+    engine.fill(2)
+    connection.wait(lambda seen: seen.status == Status.APPLIED, engine.turn)
+    assert len(tries) == 3
+    assert daemon.record.used_bytes == 2 * PAGE
 
 
 def test_what_the_daemon_reads_in_the_midst_of_a_step_adds_up(daemon: FakeDaemon, rig: Make) -> None:
