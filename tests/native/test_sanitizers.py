@@ -1,4 +1,4 @@
-"""The native memory under the compiler's sanitizers, as a program without Python."""
+"""The native code under the compiler's sanitizers, as programs without Python."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SOURCES = [
+MEMORY = [
     "arena",
     "arena_worker",
     "device_record",
@@ -22,10 +22,17 @@ SOURCES = [
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
-def test_the_native_memory_is_clean_under(sanitizers: str, tmp_path: Path) -> None:
-    program = tmp_path / "memory_test"
-    sources = [str(ROOT / f"native/src/{name}.cpp") for name in SOURCES]
+@pytest.mark.parametrize(
+    ("test", "names", "sanitizers"),
+    [
+        ("memory_test", MEMORY, "address,undefined"),
+        ("memory_test", MEMORY, "thread"),
+        ("queue_test", ["page_queue"], "address,undefined"),
+    ],
+)
+def test_native_code_is_clean(test: str, names: list[str], sanitizers: str, tmp_path: Path) -> None:
+    program = tmp_path / test
+    sources = [str(ROOT / f"native/src/{name}.cpp") for name in names]
     build = [
         os.environ.get("CXX", "g++"),
         "-std=c++17",
@@ -35,7 +42,7 @@ def test_the_native_memory_is_clean_under(sanitizers: str, tmp_path: Path) -> No
         "-fno-sanitize-recover=all",
         f"-I{ROOT / 'native/include'}",
         *sources,
-        str(ROOT / "tests/native/memory_test.cpp"),
+        str(ROOT / f"tests/native/{test}.cpp"),
         "-pthread",
         "-o",
         str(program),
