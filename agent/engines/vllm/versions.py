@@ -16,7 +16,7 @@ from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheTensor
 from vllm.v1.worker.gpu_worker import Worker
 
-KNOWN = ("0.30", "0.31", "0.32")
+KNOWN = ("0.32",)
 _PACKAGE = "kvquota.agent.engines.vllm."
 _SCHEDULER = f"{_PACKAGE}KvquotaScheduler"
 _WORKER = f"{_PACKAGE}KvquotaWorker"
