@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "bind.h"
-#include "page_queue.h"
+#include "queue_object.h"
 
 namespace py = pybind11;
 
@@ -17,21 +17,6 @@ namespace kvquota {
 namespace {
 
 PyObject* block_id_name = nullptr;
-PyTypeObject* iterator_type = nullptr;
-
-struct QueueObject {
-  PyObject_HEAD PageQueue* queue;
-  PyObject* blocks;  // a tuple: keeps every block alive
-  PyTypeObject*
-      block_type;  // with `block_id` in a slot at `id_offset`; null where that differs between blocks
-  Py_ssize_t id_offset;
-};
-
-struct IteratorObject {
-  PyObject_HEAD QueueObject* owner;
-  int32_t block;  // the last one handed out; -1 before the first
-  bool ended;
-};
 
 QueueObject* as_queue(PyObject* self) { return reinterpret_cast<QueueObject*>(self); }
 
@@ -90,12 +75,6 @@ PyObject* to_list(const std::vector<int32_t>& numbers) {
       PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i), number);
   }
   return list;
-}
-
-PyObject* block_at(QueueObject* self, int32_t index) {
-  PyObject* block = PyTuple_GET_ITEM(self->blocks, index);
-  Py_INCREF(block);
-  return block;
 }
 
 bool available(QueueObject* self, Py_ssize_t count) {
@@ -208,36 +187,7 @@ PyObject* iter_blocks_after(PyObject* object, PyObject* cursor) {
     index = index_of(self, cursor);
     if (index < 0) return nullptr;
   }
-  IteratorObject* iterator = PyObject_GC_New(IteratorObject, iterator_type);
-  if (iterator == nullptr) return nullptr;
-  Py_INCREF(object);
-  iterator->owner = self;
-  iterator->block = index;
-  iterator->ended = false;
-  PyObject_GC_Track(reinterpret_cast<PyObject*>(iterator));
-  return reinterpret_cast<PyObject*>(iterator);
-}
-
-PyObject* iterator_next(PyObject* object) {
-  auto* self = reinterpret_cast<IteratorObject*>(object);
-  if (self->ended) return nullptr;
-  self->block = self->owner->queue->after(self->block);
-  self->ended = self->block < 0;
-  return self->ended ? nullptr : block_at(self->owner, self->block);
-}
-
-int iterator_traverse(PyObject* object, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(object));
-  Py_VISIT(reinterpret_cast<IteratorObject*>(object)->owner);
-  return 0;
-}
-
-void iterator_dealloc(PyObject* object) {
-  PyTypeObject* type = Py_TYPE(object);
-  PyObject_GC_UnTrack(object);
-  Py_DECREF(reinterpret_cast<PyObject*>(reinterpret_cast<IteratorObject*>(object)->owner));
-  PyObject_GC_Del(object);
-  Py_DECREF(type);
+  return iterate_after(self, index);
 }
 
 PyObject* allow(PyObject* self, PyObject* argument) {
@@ -500,43 +450,19 @@ PyGetSetDef queue_properties[] = {
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
-template <typename Function>
-void* slot(Function* function) {
-  return reinterpret_cast<void*>(function);
-}
-
 PyType_Slot queue_slots[] = {
     {Py_tp_new, slot(queue_new)},           {Py_tp_dealloc, slot(queue_dealloc)},
     {Py_tp_traverse, slot(queue_traverse)}, {Py_tp_methods, queue_methods},
     {Py_tp_getset, queue_properties},       {0, nullptr},
 };
 
-PyType_Slot iterator_slots[] = {
-    {Py_tp_dealloc, slot(iterator_dealloc)},
-    {Py_tp_traverse, slot(iterator_traverse)},
-    {Py_tp_iter, slot(PyObject_SelfIter)},
-    {Py_tp_iternext, slot(iterator_next)},
-    {0, nullptr},
-};
-
-constexpr unsigned int kFlags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE;
-
-PyType_Spec queue_spec = {"kvquota.native._native.PageQueue", sizeof(QueueObject), 0, kFlags, queue_slots};
-PyType_Spec iterator_spec = {"kvquota.native._native.PageQueueIterator", sizeof(IteratorObject), 0,
-                             kFlags | Py_TPFLAGS_DISALLOW_INSTANTIATION, iterator_slots};
-
-PyObject* make_type(PyType_Spec& spec) {
-  PyObject* type = PyType_FromSpec(&spec);
-  if (type == nullptr) throw py::error_already_set();
-  return type;
-}
-
+PyType_Spec queue_spec = {"kvquota.native._native.PageQueue", sizeof(QueueObject), 0, kQueueFlags, queue_slots};
 }  // namespace
 
 void bind_queue(py::module_& m) {
   block_id_name = PyUnicode_InternFromString("block_id");
   if (block_id_name == nullptr) throw py::error_already_set();
-  iterator_type = reinterpret_cast<PyTypeObject*>(make_type(iterator_spec));
+  make_iterator_type();
   m.attr("PageQueue") = py::reinterpret_steal<py::object>(make_type(queue_spec));
 }
 
