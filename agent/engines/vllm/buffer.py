@@ -29,7 +29,10 @@ class KvBuffer:
         self.apply(PageCommand(0, maps=(0,)))
 
     def apply(self, command: PageCommand) -> None:
-        """Map now, and unmap behind the work that was submitted before. Raises DriverError."""
+        """Map now, and unmap behind the work that was submitted before.
+
+        Raises DriverError where a page could not be mapped: the step that brought the command must not run.
+        """
         self.arena.apply(command.seq, command.maps, command.unmaps)
         # vLLM's buffer is of zeros, and kernels count on what they read beyond a sequence's end being finite.
         for page in command.maps:
