@@ -31,18 +31,28 @@ class Agent:
     """
 
     def __init__(
-        self, adapter: Adapter, ranks: Sequence[Rank], *, pages: int, floor: int, settings: Settings
+        self,
+        adapter: Adapter,
+        ranks: Sequence[Rank],
+        *,
+        pages: int,
+        floor: int,
+        settings: Settings,
+        wakes: bool = True,
     ) -> None:
         """Join the daemon if there is one, and start the watcher.
 
         `pages`: all of the address range. `floor`: 1 where page 0 holds the null block, already mapped on
-        every rank (ask 1, apply seq 0) and in circulation; else 0. Raises SettingError where the daemon
-        refuses the instance.
+        every rank (ask 1, apply seq 0) and in circulation; else 0. `wakes`: whether the adapter's wake()
+        makes an idle engine step; where it does not, the daemon says that limits wait for a step. Raises
+        SettingError where the daemon refuses the instance.
         """
         self._adapter = adapter
         self._ranks = tuple(ranks)
         self._standing = Standing(None, 0, None)
-        self._link = DaemonLink(settings.socket, settings.instance, adapter.engine, lambda: self._standing)
+        self._link = DaemonLink(
+            settings.socket, settings.instance, adapter.engine, lambda: self._standing, wakes=wakes
+        )
         self._watcher = Watcher(self._link, ranks, adapter.wake)
         self._inbox = self._watcher.inbox
         self._session: Session | None = None

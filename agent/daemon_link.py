@@ -87,12 +87,21 @@ class _Attempt:
 class DaemonLink:
     """One connection at a time, never blocking. `step` it when `fileno()` is readable or `due()` has come."""
 
-    def __init__(self, path: Path, instance: str, engine: str, standing: Callable[[], Standing]) -> None:
-        """`standing` is asked for each hello, on whatever thread steps the link."""
+    def __init__(
+        self,
+        path: Path,
+        instance: str,
+        engine: str,
+        standing: Callable[[], Standing],
+        *,
+        wakes: bool = True,
+    ) -> None:
+        """`standing` is asked for each hello, on whatever thread steps the link. `wakes`: see Agent."""
         self._path = str(path)
         self._instance = instance
         self._engine = engine
         self._standing = standing
+        self._wakes = wakes
         self._attempt: _Attempt | None = None
         self._sock: socket.socket | None = None  # of the session
         self._retry_at = 0.0
@@ -160,6 +169,7 @@ class DaemonLink:
                 "base": base,
                 "revision": revision,
                 "limit_bytes": limit_bytes,
+                "wakes": self._wakes,
             }
             try:
                 packet.send(sock, packet.encode(hello))

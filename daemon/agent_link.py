@@ -62,7 +62,7 @@ class AgentLink:
     def report(self) -> Report:
         """What the leader's segment says now."""
         observed, fresh = self._observed.read()
-        return Report(self.peer.pid, observed, fresh, self._answered)
+        return Report(self.peer.pid, observed, fresh, self._answered, self.hello.wakes)
 
     def alive(self) -> bool:
         """Whether the leader is there at this very moment."""

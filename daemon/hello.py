@@ -29,6 +29,8 @@ class Hello:
     pid_reported: int
     """In the leader's own namespace, which may be a container's: only for the log."""
     told: Told
+    wakes: bool
+    """Whether an idle engine can be woken for a step. One that can't acts when somebody steps it."""
 
 
 def read_hello(payload: bytes) -> Hello:
@@ -74,5 +76,9 @@ def _hello(message: Mapping[str, Any]) -> Hello:
     least, most = base or 0, MAX_REVISION - MAX_STEP
     if not least <= revision <= most:
         raise RefusedError("bad_hello", f"revision is {revision}: expected {least} (its base) to {most}")
+    wakes = message.get("wakes", True)
+    if not isinstance(wakes, bool):
+        raise RefusedError("bad_hello", f"wakes is {wakes!r}: expected true or false")
     pid = packet.integer(message, "pid_reported")
-    return Hello(instance, engine, pid, Told(base, revision, packet.optional_integer(message, "limit_bytes")))
+    told = Told(base, revision, packet.optional_integer(message, "limit_bytes"))
+    return Hello(instance, engine, pid, told, wakes)

@@ -36,15 +36,27 @@ _DETAIL = {
     Reason.SEGMENT_UNREADABLE: "The engine's report can't be read: these are its last good values.",
 }
 
+# What ends by itself once the engine steps.
+_NEEDS_STEP = (
+    Reason.WAITING_FOR_ENGINE,
+    Reason.ENGINE_NOT_RESPONDING,
+    Reason.SHRINKING,
+    Reason.WAITING_FOR_RANKS,
+)
+
 
 @dataclass(frozen=True)
 class Report:
-    """What a leader says. `pid`: 0 if not visible. `fresh`: read just now. `answered`: no ring is overdue."""
+    """What a leader says. `pid`: 0 if not visible. `fresh`: read just now. `answered`: no ring is overdue.
+
+    `wakes`: whether the daemon's ring makes the engine step.
+    """
 
     pid: int
     observed: Observed
     fresh: bool
     answered: bool
+    wakes: bool = True
 
 
 def view(spec: Spec, engine: str, report: Report | None) -> pb.Instance:
@@ -67,6 +79,8 @@ def view(spec: Spec, engine: str, report: Report | None) -> pb.Instance:
     books.fill(instance)
     instance.stale = not report.fresh
     status, reason, settled = _status(spec, report, books, instance)
+    if not report.wakes and status is Status.DEFERRED and reason in _NEEDS_STEP:
+        reason = Reason.ENGINE_NOT_STEPPING
     _judge(instance, status, reason)
     instance.settled = settled
     if books.problems:

@@ -82,6 +82,7 @@ def test_a_limit_set_before_the_engine_is_in_force_from_the_first_page_on(
             "base": None,
             "revision": 0,
             "limit_bytes": None,
+            "wakes": True,
         }
         engine.until(lambda: engine.adapter.allowed == 2)
         assert connection.read().revision_decided == 7

@@ -115,6 +115,7 @@ HELLO = (
         (HELLO.replace(b'"hello"', b'"welcome"'), "bad_hello"),
         (HELLO.replace(b'"a"', b'"../a"'), "bad_hello"),
         (HELLO.replace(b'"a"', b'""'), "bad_hello"),
+        (HELLO.replace(b"{", b'{"wakes": 1, ', 1), "bad_hello"),
         (HELLO.replace(b'"a"', b"7"), "bad_hello"),
         (HELLO.replace(b'"e"', b'"e\\n"'), "bad_hello"),
         (HELLO.replace(b'"revision":0', b'"revision":-1'), "bad_hello"),

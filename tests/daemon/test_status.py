@@ -30,6 +30,20 @@ def test_the_native_and_the_public_lists_are_the_same() -> None:
     assert {status.name for status in Status} == public - {"UNSPECIFIED"}
 
 
+@pytest.mark.parametrize("decided", [4, 5])
+def test_an_engine_that_nothing_can_wake_waits_for_a_step(decided: int) -> None:
+    """Both for a limit that it has not seen, and for what ranks said since its last step."""
+    said = report(
+        5,
+        revision_decided=decided,
+        revision_applied=4,
+        status=Status.DEFERRED,
+        reason=Reason.WAITING_FOR_RANKS,
+    )
+    instance = view(LIMITED, "", Report(77, said, fresh=True, answered=False, wakes=False))
+    assert stands(instance) == ("DEFERRED", "ENGINE_NOT_STEPPING", False)
+
+
 def test_an_absent_instance_shows_its_spec_and_no_memory() -> None:
     instance = view(LIMITED, "", None)
     assert stands(instance) == ("UNAVAILABLE", "NOT_CONNECTED", False)

@@ -20,7 +20,7 @@ from typing import Any
 
 START_TIMEOUT = 90.0
 REPLY_TIMEOUT = 90.0
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "HF_HUB_OFFLINE": "1",
@@ -59,7 +59,7 @@ class Engine:
         self._connection, theirs = context.Pipe()
         merged = {**_OPTIONS, **options, "model": str(model)}
         self._process = context.Process(
-            target=_serve, args=(theirs, {**_ENVIRONMENT, **environment}, merged), name="vllm"
+            target=_serve, args=(theirs, {**ENVIRONMENT, **environment}, merged), name="vllm"
         )
         self._process.start()
         theirs.close()
@@ -109,9 +109,9 @@ class Engine:
         futures = [self.request(prompt, max_tokens) for prompt in prompts]
         return [future.result(REPLY_TIMEOUT) for future in futures]
 
-    def call(self, name: str, *args: Any) -> Any:
+    def call(self, name: str, *args: Any, **options: Any) -> Any:
         """Call a method of vLLM's AsyncLLM."""
-        return self.submit("call", name, args).result(REPLY_TIMEOUT)
+        return self.submit("call", name, args, options).result(REPLY_TIMEOUT)
 
     def pids(self) -> list[int]:
         """Every process of the engine's session that runs."""
@@ -137,13 +137,18 @@ class Engine:
                 ticks += int(fields[11]) + int(fields[12])
         return ticks / os.sysconf("SC_CLK_TCK")
 
-    def close(self) -> None:
-        """End the engine as its user would, then make sure that nothing of it is left."""
+    def close(self) -> bool:
+        """End the engine as its user would, then make sure that nothing of it is left.
+
+        Whether it had ended by itself within 30 s.
+        """
         if self._process.is_alive():
             with suppress(OSError):
                 self._connection.send(None)
             self._process.join(30)
+        ended = not self.pids()
         self.kill()
+        return ended
 
     def kill(self) -> None:
         """SIGKILL every process of the session."""
@@ -196,6 +201,8 @@ async def _main(connection: Connection, options: dict[str, Any]) -> None:
     from tests.support.vllm_platform import use_fork
 
     use_fork(asynchronous=options.pop("async_scheduling", False))
+    if fail_map := options.pop("fail_map", 0):
+        _fail_maps_from(fail_map)
     from vllm import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -212,6 +219,19 @@ async def _main(connection: Connection, options: dict[str, Any]) -> None:
             task.add_done_callback(tasks.discard)
     finally:
         llm.shutdown()
+
+
+def _fail_maps_from(call: int) -> None:
+    """Every mem_map of the ranks fails, from this one on, as a broken driver's would."""
+    from kvquota.agent.engines.vllm import buffer
+    from kvquota.native import Arena, Driver, FaultDriver
+
+    def arena(driver: Driver, *args: Any) -> Arena:
+        faulty = FaultDriver(driver)
+        faulty.fail("mem_map", nth=call, times=1 << 30)
+        return Arena(faulty, *args)
+
+    setattr(buffer, "Arena", arena)  # noqa: B010
 
 
 def _receive(connection: Connection) -> Any:
@@ -244,5 +264,5 @@ class _Server:
         last = [output async for output in stream][-1]
         return Reply(list(last.outputs[0].token_ids), last.num_cached_tokens or 0)
 
-    async def call(self, name: str, args: tuple[Any, ...]) -> Any:
-        return await getattr(self._llm, name)(*args)
+    async def call(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        return await getattr(self._llm, name)(*args, **options)

@@ -19,7 +19,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreRequestType
-from vllm.v1.engine.core import EngineCore, EngineShutdownState
+from vllm.v1.engine.core import EngineCore, EngineCoreProc, EngineShutdownState
 
 logger = init_logger(__name__)
 
@@ -50,7 +50,15 @@ class _Elastic(Scheduler):
             RemoteRank(rank_address(engine_id, rank), f"rank {rank}", geometry, _RANK_TIMEOUT_S)
             for rank in range(self.vllm_config.parallel_config.world_size)
         ]
-        self._agent = Agent(self._adapter, ranks, pages=geometry.pages, floor=1, settings=settings)
+        self._agent = Agent(
+            self._adapter,
+            ranks,
+            pages=geometry.pages,
+            floor=1,
+            settings=settings,
+            # An engine core in its user's process has no loop: it steps when the user asks for tokens.
+            wakes=isinstance(self._engine, EngineCoreProc),
+        )
         self._adapter.grow_now = self._agent.grow_now
         self._adapter.target_pages = lambda: self._agent.target_pages
 
