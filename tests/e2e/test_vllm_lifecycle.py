@@ -219,3 +219,32 @@ def test_a_bad_setting_is_refused_by_name(checkpoint: Path, daemon: DaemonProces
         running(checkpoint, joins(daemon, KVQUOTA_RESERVE_BYTES="12Q")),
     ):
         pass
+
+
+def test_a_map_that_fails_ends_the_engine_as_any_failed_step_does(
+    checkpoint: Path, daemon: DaemonProcess
+) -> None:
+    daemon.start()
+    with running(checkpoint, joins(daemon), fail_map=20) as engine:
+        requests = [engine.request(prompt, OUTPUT) for prompt in prompts(range(10))]
+        for request in requests:
+            with pytest.raises(EngineError, match="EngineDeadError"):
+                request.result(60)
+        until("the daemon sees it", lambda: not daemon.get(NAME).connected)
+        until("its memory is given back", lambda: engine.kv_bytes() == 0)
+        assert engine.close()
+
+
+@pytest.mark.parametrize("pages", [0, 2])
+def test_an_engine_ends_while_a_limit_is_in_flight(
+    checkpoint: Path, daemon: DaemonProcess, pages: int
+) -> None:
+    daemon.start()
+    with running(checkpoint, joins(daemon)) as engine:
+        engine.generate(prompts(range(10)), OUTPUT)
+        for prompt in prompts(range(10, 14)):
+            engine.request(prompt, 200)
+        daemon.set(NAME, pages * PAGE_BYTES)
+        engine.request(prompts([14])[0], OUTPUT)
+        assert engine.close()
+    until("the daemon sees it", lambda: not daemon.get(NAME).connected)

@@ -208,3 +208,35 @@ def test_running_requests_keep_their_pages_until_they_end(
     assert [future.result(60).tokens for future in futures] == alone
     until("it is applied", lambda: daemon.get(NAME).status == pb.STATUS_APPLIED)
     assert engine.kv_bytes() <= PAGE_BYTES
+
+
+@pytest.mark.parametrize("mode", ["abort", "keep"])
+def test_an_engine_pauses_and_resumes_while_requests_are_held(
+    engine: Engine, daemon: DaemonProcess, expected: dict[int, list[int]], mode: str
+) -> None:
+    fill(engine, expected, range(8))
+    limit(daemon, 0)
+    held = [engine.request(prompt(number), OUTPUT) for number in range(4)]
+    until("the requests are held", lambda: daemon.get(NAME).requests_blocked == 4)
+
+    engine.call("pause_generation", mode=mode, clear_cache=False)
+    # A paused engine still follows its limit.
+    assert limit(daemon, 6).status == pb.STATUS_APPLIED
+    assert engine.call("reset_prefix_cache")
+    engine.call("resume_generation")
+
+    tokens = [future.result(60).tokens for future in held]
+    assert tokens == ([expected[number] for number in range(4)] if mode == "keep" else [[]] * 4)
+    fill(engine, expected, range(4, 8))
+    assert engine.kv_bytes() <= 6 * PAGE_BYTES
+
+
+def test_a_paused_engine_gives_memory_back(
+    engine: Engine, daemon: DaemonProcess, expected: dict[int, list[int]]
+) -> None:
+    fill(engine, expected, range(12))
+    engine.call("pause_generation", mode="wait", clear_cache=False)
+    assert limit(daemon, 4).status == pb.STATUS_APPLIED
+    assert engine.kv_bytes() <= 4 * PAGE_BYTES
+    engine.call("resume_generation")
+    fill(engine, expected, range(12))
