@@ -11,7 +11,7 @@ NATIVE := $(wildcard native/src/*.cpp native/include/*.h native/CMakeLists.txt)
 INSTALL := --disable-pip-version-check -q -c tests/constraints.txt -Ccmake.define.KVQUOTA_WERROR=ON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm proto lint test test-long demo chaos bench-step bench-reclaim bench-hotpath bench-idle-vllm clean
+.PHONY: help setup setup-vllm proto lint test test-long demo chaos bench-step bench-reclaim bench-hotpath bench-idle-vllm bench-evict clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -61,6 +61,9 @@ bench-hotpath: setup-vllm ## what the free list costs vLLM's block pool, against
 
 bench-idle-vllm: setup-vllm ## how soon an idle vLLM has given memory back
 	$(VLLM)/bin/python -m tests.bench.idle_vllm
+
+bench-evict: setup-vllm ## what it costs vLLM's steps that one limit change evicts 30,000 cached blocks
+	$(VLLM)/bin/python -m tests.bench.evict
 
 clean: ## remove environments and build outputs
 	rm -rf $(VENV) $(VLLM) build dist

@@ -143,7 +143,8 @@ class Balloon:
         batch = _BATCH
         while (plan := self._plan()).take and self._take(min(plan.take, batch)):
             now = self._clock()
-            if now >= end:
+            # As many again must fit too.
+            if 2 * now - before > end:
                 break
             # Finding what goes looks at every page, for few as for many: more at a time while that fits.
             if 2 * (now - before) <= end - now:

@@ -14,16 +14,16 @@ BLOCK_TOKENS = 16
 
 
 class Rig:
-    """A pool with every page in circulation, and the adapter over it."""
+    """A pool with the first pages in circulation, and the adapter over it."""
 
-    def __init__(self) -> None:
+    def __init__(self, geometry: Geometry = GEOMETRY, circulating: int = PAGES) -> None:
         from kvquota.agent.engines.vllm.adapter import VllmAdapter
         from kvquota.agent.engines.vllm.pool import ElasticBlockPool
         from vllm.v1.core.block_pool import BlockPool
 
-        self.pool: Any = BlockPool(GEOMETRY.blocks, True, BLOCK_TOKENS, enable_kv_cache_events=True)
-        self.queue = PageQueue(self.pool.blocks, GEOMETRY.ranges())
-        for page in range(PAGES):
+        self.pool: Any = BlockPool(geometry.blocks, True, BLOCK_TOKENS, enable_kv_cache_events=True)
+        self.queue = PageQueue(self.pool.blocks, geometry.ranges())
+        for page in range(circulating):
             self.queue.put(page)
         self.queue.remove(self.pool.null_block)
         self.pool.free_block_queue = self.queue
@@ -31,10 +31,15 @@ class Rig:
         coordinator = SimpleNamespace(single_type_managers=(None,))
         manager = SimpleNamespace(block_pool=self.pool, coordinator=coordinator)
         self.running: list[object] = []
+        self.requests: dict[str, object] = {}
         scheduler = SimpleNamespace(
-            kv_cache_manager=manager, requests={}, running=self.running, waiting=[], kv_holding_waiting=[]
+            kv_cache_manager=manager,
+            requests=self.requests,
+            running=self.running,
+            waiting=[],
+            kv_holding_waiting=[],
         )
-        self.adapter = VllmAdapter(scheduler, GEOMETRY, self.queue, lambda: None)
+        self.adapter = VllmAdapter(scheduler, geometry, self.queue, lambda: None)
         self.pool.adapter = self.adapter
 
     def use(self, count: int, *, cached: bool = True) -> list[Any]:
