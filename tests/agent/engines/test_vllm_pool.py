@@ -149,3 +149,20 @@ def test_free_blocks_are_walked_in_the_order_in_which_they_are_handed_out() -> N
     assert rig.pool.get_new_blocks(len(walked)) == walked
     # A block that is not free has nothing behind it.
     assert list(rig.queue.iter_blocks_after(walked[0])) == []
+
+
+def test_the_null_blocks_page_drains_only_where_all_pinned_pages_do() -> None:
+    rig = Rig()
+    used = rig.use(3 * PAGE_BLOCKS, cached=False)
+    pinned = rig.queue.usage()[0]
+    # Emptiest of all once the others are gone: it would drain first, and for ever.
+    rig.pool.free_blocks([block for block in used if block.block_id in range(*GEOMETRY.ranges()[0])])
+    assert rig.queue.used_blocks(0) == 1
+    assert pinned > 2
+    rig.adapter.drain(pinned - 1)
+    assert not rig.queue.is_draining(rig.pool.null_block)
+    assert rig.queue.usage()[3] == pinned - 1
+    rig.adapter.drain(pinned)
+    assert rig.queue.is_draining(rig.pool.null_block)
+    rig.adapter.drain(1)
+    assert not rig.queue.is_draining(rig.pool.null_block)
