@@ -1,0 +1,58 @@
+// One driver call: counted, refused where a test said so, charged its price, and alone (the driver's work
+// is nearly serial in a real process too).
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "abi.h"
+
+namespace fakecuda {
+
+constexpr uint64_t kGranule = 2 << 20;
+
+struct Failure {
+  uint64_t first;  // the call that fails first, counted from the entry point's first call
+  uint64_t end;
+  CUresult code;
+};
+
+struct EntryPoint {
+  uint64_t calls = 0;
+  double fixed_us = 0;
+  double granule_us = 0;
+  std::vector<Failure> failures;
+};
+
+class Call {
+ public:
+  enum Needs { kNothing, kInitialised };
+
+  // `bytes`: what the call covers, for its price.
+  explicit Call(const char* name, uint64_t bytes = 0, Needs needs = kInitialised);
+
+  CUresult status() const { return status_; }
+  bool refused() const { return status_ != CUDA_SUCCESS; }
+
+  // Wait, with the driver free for others, until `done`.
+  template <typename Done>
+  void wait(Done done) {
+    changed().wait(lock_, done);
+  }
+
+  static std::condition_variable& changed();
+  static std::mutex& mutex();
+  static std::map<std::string, EntryPoint>& entry_points();
+  static void set_initialised(bool initialised);
+  static bool in_forked_child();
+
+ private:
+  std::unique_lock<std::mutex> lock_;
+  CUresult status_;
+};
+
+}  // namespace fakecuda
