@@ -39,7 +39,6 @@ struct CUuuid {
 };
 
 constexpr uintptr_t CU_STREAM_LEGACY = 1;
-constexpr uintptr_t CU_STREAM_PER_THREAD = 2;
 constexpr unsigned CU_STREAM_NON_BLOCKING = 1;
 constexpr unsigned CU_EVENT_DISABLE_TIMING = 2;
 constexpr unsigned CU_EVENT_INTERPROCESS = 4;

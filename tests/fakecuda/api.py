@@ -84,6 +84,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "cuMemsetD8_v2": [c_uint64, c_ubyte, c_size_t],
     "cuStreamCreate": [POINTER(c_void_p), c_uint],
     "cuStreamDestroy_v2": [c_void_p],
+    "cuStreamGetCtx": [c_void_p, POINTER(c_void_p)],
     "cuStreamQuery": [c_void_p],
     "cuStreamSynchronize": [c_void_p],
     "cuStreamWaitEvent": [c_void_p, c_void_p, c_uint],

@@ -1,6 +1,8 @@
 #include "call.h"
 
 #include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -21,6 +23,11 @@ void after_fork_in_child() {
 }
 
 [[gnu::constructor]] void watch_forks() { pthread_atfork(nullptr, nullptr, after_fork_in_child); }
+
+pid_t thread_id() {
+  thread_local const pid_t id = pid_t(syscall(SYS_gettid));
+  return id;
+}
 
 void spin(double microseconds) {
   if (microseconds <= 0) return;
@@ -56,6 +63,7 @@ Call::Call(const char* name, uint64_t bytes, Needs needs) : status_(CUDA_ERROR_N
   lock_ = std::unique_lock(mutex());
   EntryPoint& entry = entry_points()[name];
   const uint64_t number = ++entry.calls;
+  ++entry.calls_by_thread[thread_id()];
   if (needs == kInitialised && !initialised) return;
   for (const Failure& failure : entry.failures) {
     if (number >= failure.first && number < failure.end) {

@@ -2,6 +2,8 @@
 // is nearly serial in a real process too).
 #pragma once
 
+#include <sys/types.h>
+
 #include <condition_variable>
 #include <cstdint>
 #include <map>
@@ -23,6 +25,7 @@ struct Failure {
 
 struct EntryPoint {
   uint64_t calls = 0;
+  std::map<pid_t, uint64_t> calls_by_thread;
   double fixed_us = 0;
   double granule_us = 0;
   std::vector<Failure> failures;

@@ -11,6 +11,7 @@ namespace fakecuda {
 namespace {
 
 std::map<CUcontext, Context> contexts;
+CUresult process_error = CUDA_SUCCESS;
 uintptr_t last_handle = 0x1000;
 CUcontext primary_handles[kMostDevices];  // the same through all lives of a primary context, as the driver's
 int primary_references[kMostDevices];
@@ -41,8 +42,7 @@ uintptr_t next_handle() { return last_handle += 8; }
 CUresult Contexts::current(CUcontext* handle) {
   if (stack().empty()) return CUDA_ERROR_INVALID_CONTEXT;
   *handle = stack().back();
-  const Context* context = find(*handle);
-  return context == nullptr ? CUDA_ERROR_CONTEXT_IS_DESTROYED : context->error;
+  return error(*handle);
 }
 
 Context* Contexts::find(CUcontext handle) {
@@ -51,15 +51,17 @@ Context* Contexts::find(CUcontext handle) {
 }
 
 CUresult Contexts::error(CUcontext handle) {
-  const Context* context = find(handle);
-  return context == nullptr ? CUDA_ERROR_CONTEXT_IS_DESTROYED : context->error;
+  return find(handle) == nullptr ? CUDA_ERROR_CONTEXT_IS_DESTROYED : process_error;
 }
+
+void Contexts::lose(CUresult error) { process_error = error; }
 
 int Contexts::live() { return int(contexts.size()); }
 
 void Contexts::clear() {
   while (!contexts.empty()) destroy(contexts.begin()->first);
   for (int& references : primary_references) references = 0;
+  process_error = CUDA_SUCCESS;
   ++generation;
 }
 
@@ -90,7 +92,9 @@ FAKECUDA_API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
   return CUDA_SUCCESS;
 }
 
-FAKECUDA_API CUresult cuDevicePrimaryCtxRelease(CUdevice device) { return cuDevicePrimaryCtxRelease_v2(device); }
+FAKECUDA_API CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
+  return cuDevicePrimaryCtxRelease_v2(device);
+}
 
 FAKECUDA_API CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* active) {
   Call call("cuDevicePrimaryCtxGetState");

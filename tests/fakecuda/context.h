@@ -11,9 +11,6 @@ namespace fakecuda {
 struct Context {
   CUdevice device;
   bool primary;
-  // The error of work that failed: every later use of the context gives it (CUDA Driver API reference,
-  // CUDA_ERROR_ILLEGAL_ADDRESS: "this leaves the process in an inconsistent state").
-  CUresult error = CUDA_SUCCESS;
 };
 
 class Contexts {
@@ -22,6 +19,9 @@ class Contexts {
   static CUresult current(CUcontext* handle);
   static Context* find(CUcontext handle);
   static CUresult error(CUcontext handle);
+  // Work failed: every later use of any context gives `error`, until the process ends (CUDA Driver API
+  // reference, CUDA_ERROR_ILLEGAL_ADDRESS). Virtual memory, which needs no context, can still be given back.
+  static void lose(CUresult error);
   static int live();
   static void clear();
 };

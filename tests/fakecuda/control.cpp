@@ -24,8 +24,8 @@ struct FakecudaLive {
   uint64_t contexts, streams, events, works, reservations, mappings, handles, bytes;
 };
 
-// As if freshly loaded on a machine with such devices: not initialised, nothing alive, nothing counted. No call
-// may be under way.
+// As if freshly loaded on a machine with such devices: not initialised, nothing alive, nothing counted. No
+// call may be under way.
 FAKECUDA_API void fakecuda_reset(int devices, uint64_t total_bytes) {
   const std::lock_guard held(Call::mutex());
   fakecuda::Works::clear();
@@ -57,10 +57,12 @@ FAKECUDA_API bool fakecuda_price(const char* name, double fixed_us, double granu
   return true;
 }
 
-FAKECUDA_API bool fakecuda_calls(const char* name, uint64_t* calls) {
+// Calls by the thread of that kernel id, or by all where it is 0.
+FAKECUDA_API bool fakecuda_calls(const char* name, int thread, uint64_t* calls) {
   const std::lock_guard held(Call::mutex());
   if (!fakecuda::is_entry_point(name)) return false;
-  *calls = Call::entry_points()[name].calls;
+  fakecuda::EntryPoint& entry = Call::entry_points()[name];
+  *calls = thread == 0 ? entry.calls : entry.calls_by_thread[thread];
   return true;
 }
 
@@ -84,7 +86,7 @@ FAKECUDA_API bool fakecuda_trap(size_t index, char* text, size_t size) {
 
 FAKECUDA_API void fakecuda_live(FakecudaLive* live) {
   const std::lock_guard held(Call::mutex());
-  *live = {uint64_t(fakecuda::Contexts::live()),      uint64_t(fakecuda::Streams::live()),
+  *live = {uint64_t(fakecuda::Contexts::live()),       uint64_t(fakecuda::Streams::live()),
            uint64_t(fakecuda::Streams::live_events()), uint64_t(fakecuda::Works::live()),
            uint64_t(fakecuda::Memory::reservations()), uint64_t(fakecuda::Memory::mappings()),
            uint64_t(fakecuda::Memory::handles()),      fakecuda::Memory::bytes()};
@@ -98,7 +100,8 @@ FAKECUDA_API bool fakecuda_set_total(int device, uint64_t bytes) {
   return true;
 }
 
-// This process holds `bytes` of the device beside what it made with cuMemCreate. False: there are not so many.
+// This process holds `bytes` of the device beside what it made with cuMemCreate. False: there are not so
+// many.
 FAKECUDA_API bool fakecuda_hog(int device, uint64_t bytes) {
   const std::lock_guard held(Call::mutex());
   if (!Devices::has(device)) return false;

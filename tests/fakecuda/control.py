@@ -62,7 +62,7 @@ CONTROLS: dict[str, tuple[Any, list[Any]]] = {
     "reset": (None, [c_int, c_uint64]),
     "fail": (c_bool, [c_char_p, c_uint64, c_uint64, c_int]),
     "price": (c_bool, [c_char_p, c_double, c_double]),
-    "calls": (c_bool, [c_char_p, POINTER(c_uint64)]),
+    "calls": (c_bool, [c_char_p, c_int, POINTER(c_uint64)]),
     "work_begin": (c_int, [c_void_p, c_uint64, c_uint64, POINTER(c_uint64)]),
     "work_end": (c_bool, [c_uint64]),
     "trap": (c_bool, [c_size_t, c_char_p, c_size_t]),
@@ -75,12 +75,16 @@ CONTROLS: dict[str, tuple[Any, list[Any]]] = {
 
 
 @functools.cache
-def build(sanitizers: str = "") -> Path:
-    """The path of the library, compiled once for each state of its sources."""
+def build() -> Path:
+    """The path of the library, compiled once for each state of its sources.
+
+    With the compiler's sanitizers that FAKECUDA_SANITIZERS names.
+    """
+    sanitizers = os.environ.get("FAKECUDA_SANITIZERS")
     sources = sorted(SOURCES.glob("*.cpp"))
     command = [
         os.environ.get("CXX", "g++"),
-        *("-std=c++17", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden"),
+        *("-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden"),
         *([f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"] if sanitizers else []),
         *("-shared", "-pthread", "-Wl,-soname,libcuda.so.1"),
         *map(str, sources),
@@ -162,10 +166,10 @@ class FakeCuda:
         for name, (fixed_us, granule_us) in table.items():
             self.price(name, fixed_us, granule_us)
 
-    def calls(self, name: str) -> int:
-        """How many times `name` was called since the last reset."""
+    def calls(self, name: str, thread: int = 0) -> int:
+        """How often `name` was called since the last reset, by the thread of that native id or by all."""
         calls = c_uint64()
-        self._known(self.cu.fakecuda_calls(name.encode(), byref(calls)), name)
+        self._known(self.cu.fakecuda_calls(name.encode(), thread, byref(calls)), name)
         return calls.value
 
     def work(self, address: int, size: int, stream: int = 0) -> Work:

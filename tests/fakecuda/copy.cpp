@@ -17,8 +17,9 @@ CUresult check(CUdeviceptr address, size_t size) {
   CUcontext context = nullptr;
   const CUresult status = Contexts::current(&context);
   if (status != CUDA_SUCCESS) return status;
-  return fakecuda::Memory::accessible(Contexts::find(context)->device, address, size) ? CUDA_SUCCESS
-                                                                                     : CUDA_ERROR_INVALID_VALUE;
+  return fakecuda::Memory::accessible(Contexts::find(context)->device, address, size)
+             ? CUDA_SUCCESS
+             : CUDA_ERROR_INVALID_VALUE;
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -14,19 +15,18 @@
 namespace fakecuda {
 namespace {
 
-// CUDA Driver API reference, CUdevice_attribute.
-enum Attribute {
-  kMaxThreadsPerBlock = 1,
-  kWarpSize = 10,
-  kMultiprocessorCount = 16,
-  kPciBusId = 33,
-  kUnifiedAddressing = 41,
-  kComputeCapabilityMajor = 75,
-  kComputeCapabilityMinor = 76,
-  kVirtualMemoryManagementSupported = 102,
-  kHandleTypePosixFileDescriptorSupported = 103,
-  kGpuDirectRdmaWithVmmSupported = 110,
-  kLastAttribute = 140,
+// CUDA Driver API reference, CUdevice_attribute, for an A100; those not named are 0.
+constexpr int kPciBusId = 33;
+constexpr int kLastAttribute = 140;
+const std::map<int, int> kAttributes = {
+    {1, 1024},  // MAX_THREADS_PER_BLOCK
+    {10, 32},   // WARP_SIZE
+    {16, 108},  // MULTIPROCESSOR_COUNT
+    {41, 1},    // UNIFIED_ADDRESSING
+    {75, 8},    // COMPUTE_CAPABILITY_MAJOR
+    {102, 1},   // VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+    {103, 1},   // HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+    {110, 1},   // GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
 };
 
 uint64_t number(const char* variable, uint64_t otherwise) {
@@ -78,8 +78,9 @@ int named(const std::string& item) {
 
 }  // namespace
 
-// CUDA C++ Programming Guide, "CUDA Environment Variables": devices are numbered in the order of the list, and
-// only those before the first invalid item are visible. A device named twice leaves none.
+// CUDA C++ Programming Guide, "CUDA Environment Variables": devices are numbered in the order of the list,
+// and only those before the first invalid item are visible. (It does not say what a repeated device does:
+// here it is an invalid item.)
 CUresult Devices::discover() {
   visible.clear();
   const char* list = std::getenv("CUDA_VISIBLE_DEVICES");
@@ -90,11 +91,7 @@ CUresult Devices::discover() {
     std::string item;
     while (std::getline(items, item, ',')) {
       const int index = named(item);
-      if (index < 0) break;
-      if (std::find(visible.begin(), visible.end(), index) != visible.end()) {
-        visible.clear();
-        break;
-      }
+      if (index < 0 || std::find(visible.begin(), visible.end(), index) != visible.end()) break;
       visible.push_back(index);
     }
   }
@@ -174,7 +171,9 @@ FAKECUDA_API CUresult cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice device) {
   return CUDA_SUCCESS;
 }
 
-FAKECUDA_API CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice device) { return cuDeviceGetUuid_v2(uuid, device); }
+FAKECUDA_API CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice device) {
+  return cuDeviceGetUuid_v2(uuid, device);
+}
 
 FAKECUDA_API CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice device) {
   Call call("cuDeviceTotalMem");
@@ -188,20 +187,11 @@ FAKECUDA_API CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice device) {
 FAKECUDA_API CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice device) {
   Call call("cuDeviceGetAttribute");
   if (call.refused()) return call.status();
-  if (value == nullptr || attribute <= 0 || attribute > fakecuda::kLastAttribute) return CUDA_ERROR_INVALID_VALUE;
+  const bool known = attribute > 0 && attribute <= fakecuda::kLastAttribute;
+  if (value == nullptr || !known) return CUDA_ERROR_INVALID_VALUE;
   if (!Devices::has(device)) return CUDA_ERROR_INVALID_DEVICE;
-  switch (attribute) {
-    case fakecuda::kMaxThreadsPerBlock: *value = 1024; break;
-    case fakecuda::kWarpSize: *value = 32; break;
-    case fakecuda::kMultiprocessorCount: *value = 108; break;
-    case fakecuda::kPciBusId: *value = 1 + Devices::physical(device); break;
-    case fakecuda::kComputeCapabilityMajor: *value = 8; break;
-    case fakecuda::kComputeCapabilityMinor: *value = 0; break;
-    case fakecuda::kUnifiedAddressing:
-    case fakecuda::kVirtualMemoryManagementSupported:
-    case fakecuda::kHandleTypePosixFileDescriptorSupported:
-    case fakecuda::kGpuDirectRdmaWithVmmSupported: *value = 1; break;
-    default: *value = 0;
-  }
+  const auto found = fakecuda::kAttributes.find(attribute);
+  *value = found != fakecuda::kAttributes.end() ? found->second : 0;
+  if (attribute == fakecuda::kPciBusId) *value = 1 + Devices::physical(device);
   return CUDA_SUCCESS;
 }

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <string>
 
 namespace fakecuda {
 namespace {
@@ -76,7 +77,12 @@ bool DeviceMemory::open(uint64_t total_bytes) {
   if (file < 0) return false;
   Locked locked;
   if (ftruncate(file, sizeof(Shared)) != 0) return false;
-  void* memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  // Mapped through a description of its own: a mapping keeps its description, and with it the locks, alive in
+  // a forked child.
+  const int other = ::open(("/proc/self/fd/" + std::to_string(file)).c_str(), O_RDWR | O_CLOEXEC);
+  if (other < 0) return false;
+  void* memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED, other, 0);
+  ::close(other);
   if (memory == MAP_FAILED) return false;
   shared = static_cast<Shared*>(memory);
   if (shared->ready == 0) {

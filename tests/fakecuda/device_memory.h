@@ -7,8 +7,8 @@ namespace fakecuda {
 
 constexpr int kMostDevices = 8;
 
-// Call every method with the driver's mutex held. A process holds a lock on its slot of the file, so what a dead
-// process took is free again as soon as anyone looks.
+// Call every method with the driver's mutex held. A process holds a lock on its slot of the file, so what a
+// dead process took is free again as soon as anyone looks.
 class DeviceMemory {
  public:
   // The file is FAKECUDA_STATE's, or private memory where that is not set. A file with a total keeps it.

@@ -1,10 +1,11 @@
 // Error names, and the way to every entry point by its name.
+#include "entry.h"
+
 #include <dlfcn.h>
 
 #include <cstring>
 
 #include "call.h"
-#include "entry.h"
 
 namespace fakecuda {
 namespace {
@@ -86,6 +87,7 @@ const EntryName kNames[] = {
     {"cuMemsetD8", "cuMemsetD8_v2", 3020},
     {"cuStreamCreate", "cuStreamCreate", 2000},
     {"cuStreamDestroy", "cuStreamDestroy_v2", 4000},
+    {"cuStreamGetCtx", "cuStreamGetCtx", 9020},
     {"cuStreamQuery", "cuStreamQuery", 2000},
     {"cuStreamSynchronize", "cuStreamSynchronize", 2000},
     {"cuStreamWaitEvent", "cuStreamWaitEvent", 3020},
@@ -100,8 +102,9 @@ const EntryName kNames[] = {
 void* own_symbol(const char* name) {
   static void* self = [] {
     Dl_info info;
-    return dladdr(reinterpret_cast<void*>(&find_error), &info) != 0 ? dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD)
-                                                                    : nullptr;
+    return dladdr(reinterpret_cast<void*>(&find_error), &info) != 0
+               ? dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD)
+               : nullptr;
   }();
   return dlsym(self, name);
 }
@@ -119,7 +122,7 @@ bool is_entry_point(const char* name) {
 
 }  // namespace fakecuda
 
-// These four need no cuInit: they ask nothing of a device.
+// These need no cuInit: they ask nothing of a device.
 FAKECUDA_API CUresult cuGetErrorName(CUresult error, const char** name) {
   if (name == nullptr) return CUDA_ERROR_INVALID_VALUE;
   const fakecuda::ErrorText* found = fakecuda::find_error(error);
@@ -134,7 +137,8 @@ FAKECUDA_API CUresult cuGetErrorString(CUresult error, const char** text) {
   return found != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-FAKECUDA_API CUresult cuGetProcAddress_v2(const char* name, void** function, int version, uint64_t flags, int* found) {
+FAKECUDA_API CUresult cuGetProcAddress_v2(const char* name, void** function, int version, uint64_t flags,
+                                          int* found) {
   fakecuda::Call call("cuGetProcAddress", 0, fakecuda::Call::kNothing);
   if (call.refused()) return call.status();
   if (name == nullptr || function == nullptr || flags > 2 || version > 12080) return CUDA_ERROR_INVALID_VALUE;

@@ -15,6 +15,8 @@ struct Stream {
   CUcontext context;
   bool blocking;
   WorkIds submitted;
+  // A destroyed stream stays until its work has ended (cuStreamDestroy), which the default stream waits for.
+  bool destroyed = false;
 };
 
 struct Event {
@@ -46,8 +48,19 @@ bool is_legacy(CUstream stream) {
   return stream == nullptr || reinterpret_cast<uintptr_t>(stream) == CU_STREAM_LEGACY;
 }
 
-// What the stream would wait for now. The legacy stream and the blocking ones of a context wait for each other
-// (CUDA Driver API reference, "Stream synchronization behavior").
+Stream* find_stream(CUstream handle) {
+  const auto found = streams.find(handle);
+  return found == streams.end() || found->second.destroyed ? nullptr : &found->second;
+}
+
+void forget_destroyed() {
+  for (auto it = streams.begin(); it != streams.end();) {
+    it = it->second.destroyed && passed(it->second.submitted) ? streams.erase(it) : std::next(it);
+  }
+}
+
+// What the stream would wait for now. The legacy stream and the blocking ones of a context wait for each
+// other (CUDA Driver API reference, "Stream synchronization behavior").
 WorkIds before(CUcontext context, CUstream stream) {
   WorkIds ids;
   if (is_legacy(stream) || streams.at(stream).blocking) add_in_flight(legacy_streams[context], &ids);
@@ -61,9 +74,9 @@ WorkIds before(CUcontext context, CUstream stream) {
 // The context in which a call on a stream works, and whether it can.
 CUresult context_of(CUstream stream, CUcontext* context) {
   if (is_legacy(stream)) return Contexts::current(context);
-  const auto found = streams.find(stream);
-  if (found == streams.end()) return CUDA_ERROR_INVALID_HANDLE;
-  *context = found->second.context;
+  const Stream* found = find_stream(stream);
+  if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  *context = found->context;
   return Contexts::error(*context);
 }
 
@@ -88,6 +101,7 @@ CUresult Works::begin(CUstream stream, uint64_t address, uint64_t size, uint64_t
 
 bool Works::end(uint64_t id) {
   const bool was_in_flight = works.erase(id) != 0;
+  forget_destroyed();
   Call::changed().notify_all();
   return was_in_flight;
 }
@@ -101,7 +115,7 @@ void Works::trap(uint64_t address, uint64_t size, const char* why) {
                   static_cast<unsigned long long>(id), static_cast<unsigned long long>(work.address),
                   static_cast<unsigned long long>(work.size));
     trap_texts.emplace_back(text);
-    if (Context* context = Contexts::find(work.context)) context->error = CUDA_ERROR_ILLEGAL_ADDRESS;
+    Contexts::lose(CUDA_ERROR_ILLEGAL_ADDRESS);
   }
   Call::changed().notify_all();
 }
@@ -156,7 +170,17 @@ FAKECUDA_API CUresult cuStreamCreate(CUstream* stream, unsigned flags) {
 FAKECUDA_API CUresult cuStreamDestroy_v2(CUstream stream) {
   Call call("cuStreamDestroy");
   if (call.refused()) return call.status();
-  return streams.erase(stream) != 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+  fakecuda::Stream* found = fakecuda::find_stream(stream);
+  if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  found->destroyed = true;
+  fakecuda::forget_destroyed();
+  return CUDA_SUCCESS;
+}
+
+FAKECUDA_API CUresult cuStreamGetCtx(CUstream stream, CUcontext* context) {
+  Call call("cuStreamGetCtx");
+  if (call.refused()) return call.status();
+  return context != nullptr ? fakecuda::context_of(stream, context) : CUDA_ERROR_INVALID_VALUE;
 }
 
 FAKECUDA_API CUresult cuStreamQuery(CUstream stream) {
@@ -210,7 +234,8 @@ FAKECUDA_API CUresult cuEventCreate(CUevent* event, unsigned flags) {
   Call call("cuEventCreate");
   if (call.refused()) return call.status();
   const bool untimed = (flags & CU_EVENT_DISABLE_TIMING) != 0;
-  if (event == nullptr || (flags & ~CU_EVENT_FLAGS) != 0 || ((flags & CU_EVENT_INTERPROCESS) != 0 && !untimed)) {
+  if (event == nullptr || (flags & ~CU_EVENT_FLAGS) != 0 ||
+      ((flags & CU_EVENT_INTERPROCESS) != 0 && !untimed)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   CUcontext context = nullptr;

@@ -11,8 +11,8 @@
 
 namespace fakecuda {
 
-// A test's stand-in for a kernel: from `begin` to `end` it may touch its range at any time. One that waits behind
-// another in its stream is held to the same, the strictest reading of what the engine may rely on.
+// A test's stand-in for a kernel: from `begin` to `end` it may touch its range at any time. One that waits
+// behind another in its stream is held to the same, the strictest reading of what the engine may rely on.
 struct Work {
   CUcontext context;
   CUstream stream;
@@ -24,7 +24,8 @@ class Works {
  public:
   static CUresult begin(CUstream stream, uint64_t address, uint64_t size, uint64_t* id);
   static bool end(uint64_t id);
-  // Every work that touches [address, address + size) has faulted: recorded, and its context is lost.
+  // Every work that touches [address, address + size) has faulted: recorded, and the process's contexts are
+  // lost.
   static void trap(uint64_t address, uint64_t size, const char* why);
   static std::vector<std::string>& traps();
   static int live();

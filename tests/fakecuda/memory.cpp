@@ -70,7 +70,8 @@ std::map<uint64_t, Mapping>::iterator mapping_at(uint64_t address) {
 std::vector<uint64_t> whole_mappings(uint64_t address, uint64_t size) {
   std::vector<uint64_t> starts;
   uint64_t next = address;
-  for (auto it = page_table.find(address); it != page_table.end() && it->first == next && next - address < size; ++it) {
+  for (auto it = page_table.find(address);
+       it != page_table.end() && it->first == next && next - address < size; ++it) {
     starts.push_back(it->first);
     next += it->second.size;
   }
@@ -78,7 +79,8 @@ std::vector<uint64_t> whole_mappings(uint64_t address, uint64_t size) {
 }
 
 CUresult check(const CUmemAllocationProp* properties) {
-  if (properties == nullptr || properties->type != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
+  if (properties == nullptr || properties->type != CU_MEM_ALLOCATION_TYPE_PINNED)
+    return CUDA_ERROR_INVALID_VALUE;
   const int location = properties->location.type;
   if (location <= 0 || location >= CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT) return CUDA_ERROR_INVALID_VALUE;
   if (location != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
@@ -107,9 +109,11 @@ void show(const std::vector<uint64_t>& starts) {
 
 bool Memory::accessible(CUdevice device, uint64_t address, uint64_t size) {
   const uint64_t end = address + size;
+  if (end < address) return false;
   while (address < end) {
     const auto found = mapping_at(address);
-    if (found == page_table.end() || found->second.access[device] != CU_MEM_ACCESS_FLAGS_PROT_READWRITE) return false;
+    if (found == page_table.end() || found->second.access[device] != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+      return false;
     address = found->first + found->second.size;
   }
   return true;
@@ -144,8 +148,8 @@ using fakecuda::kGranule;
 using fakecuda::page_table;
 using fakecuda::physical;
 
-FAKECUDA_API CUresult cuMemGetAllocationGranularity(size_t* granularity, const CUmemAllocationProp* properties,
-                                                    int option) {
+FAKECUDA_API CUresult cuMemGetAllocationGranularity(size_t* granularity,
+                                                    const CUmemAllocationProp* properties, int option) {
   Call call("cuMemGetAllocationGranularity");
   if (call.refused()) return call.status();
   if (granularity == nullptr || option < 0 || option > CU_MEM_ALLOC_GRANULARITY_RECOMMENDED) {
@@ -156,13 +160,14 @@ FAKECUDA_API CUresult cuMemGetAllocationGranularity(size_t* granularity, const C
   return status;
 }
 
-FAKECUDA_API CUresult cuMemAddressReserve(CUdeviceptr* address, size_t size, size_t alignment, CUdeviceptr hint,
-                                          unsigned long long flags) {
+FAKECUDA_API CUresult cuMemAddressReserve(CUdeviceptr* address, size_t size, size_t alignment,
+                                          CUdeviceptr hint, unsigned long long flags) {
   Call call("cuMemAddressReserve", size);
   if (call.refused()) return call.status();
   const auto page = uint64_t(sysconf(_SC_PAGESIZE));
   const bool power_of_two = (alignment & (alignment - 1)) == 0;
-  if (address == nullptr || size == 0 || size % page != 0 || hint % page != 0 || !power_of_two || flags != 0) {
+  if (address == nullptr || size == 0 || size % page != 0 || hint % page != 0 || !power_of_two ||
+      flags != 0) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   const uint64_t found = Granules::reserve(size, alignment, hint);
@@ -176,7 +181,8 @@ FAKECUDA_API CUresult cuMemAddressFree(CUdeviceptr address, size_t size) {
   Call call("cuMemAddressFree", size);
   if (call.refused()) return call.status();
   const auto found = fakecuda::reserved.find(address);
-  if (found == fakecuda::reserved.end() || found->second != size || fakecuda::overlaps_mapping(address, size)) {
+  if (found == fakecuda::reserved.end() || found->second != size ||
+      fakecuda::overlaps_mapping(address, size)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   fakecuda::reserved.erase(found);
@@ -188,10 +194,12 @@ FAKECUDA_API CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t s
                                   const CUmemAllocationProp* properties, unsigned long long flags) {
   Call call("cuMemCreate", size);
   if (call.refused()) return call.status();
-  if (handle == nullptr || flags != 0 || size == 0 || !fakecuda::whole_granules(size)) return CUDA_ERROR_INVALID_VALUE;
+  if (handle == nullptr || flags != 0 || size == 0 || !fakecuda::whole_granules(size))
+    return CUDA_ERROR_INVALID_VALUE;
   const CUresult status = fakecuda::check(properties);
   if (status != CUDA_SUCCESS) return status;
-  if (!fakecuda::DeviceMemory::take(Devices::physical(properties->location.id), size)) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (!fakecuda::DeviceMemory::take(Devices::physical(properties->location.id), size))
+    return CUDA_ERROR_OUT_OF_MEMORY;
   *handle = ++fakecuda::last_handle;
   physical[*handle] = {size, *properties, Granules::allocate(size), 1, 0};
   return CUDA_SUCCESS;
@@ -207,12 +215,13 @@ FAKECUDA_API CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
   return CUDA_SUCCESS;
 }
 
-FAKECUDA_API CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
-                               unsigned long long flags) {
+FAKECUDA_API CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset,
+                               CUmemGenericAllocationHandle handle, unsigned long long flags) {
   Call call("cuMemMap", size);
   if (call.refused()) return call.status();
   // "offset currently must be zero" (cuMemMap).
-  if (size == 0 || offset != 0 || flags != 0 || !fakecuda::whole_granules(address) || !fakecuda::whole_granules(size)) {
+  if (size == 0 || offset != 0 || flags != 0 || !fakecuda::whole_granules(address) ||
+      !fakecuda::whole_granules(size)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   const auto found = physical.find(handle);
@@ -227,8 +236,10 @@ FAKECUDA_API CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, 
   return CUDA_SUCCESS;
 }
 
-// "The range must be the entire contiguous address range that was mapped to": one mapping, or several that
-// follow each other, each whole. NVIDIA's VMM sample (cuvector) unmaps such a run in one call.
+// "The range must be the entire contiguous address range that was mapped to" (cuMemUnmap): one mapping, or
+// several that follow each other, each whole, as NVIDIA's sample cuvector unmaps them. A range with a hole is
+// refused (seen on the driver: pytorch issue 188008). It does not wait for work in flight: that work meets an
+// illegal address, and the error stays (pytorch issue 196258).
 FAKECUDA_API CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
   Call call("cuMemUnmap", size);
   if (call.refused()) return call.status();
@@ -275,7 +286,8 @@ FAKECUDA_API CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUm
   return CUDA_SUCCESS;
 }
 
-FAKECUDA_API CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr address) {
+FAKECUDA_API CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location,
+                                     CUdeviceptr address) {
   Call call("cuMemGetAccess");
   if (call.refused()) return call.status();
   if (flags == nullptr || location == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -292,7 +304,8 @@ FAKECUDA_API CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp
   Call call("cuMemGetAllocationPropertiesFromHandle");
   if (call.refused()) return call.status();
   const auto found = physical.find(handle);
-  if (properties == nullptr || found == physical.end() || found->second.references == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (properties == nullptr || found == physical.end() || found->second.references == 0)
+    return CUDA_ERROR_INVALID_VALUE;
   *properties = found->second.properties;
   return CUDA_SUCCESS;
 }

@@ -1,6 +1,6 @@
 // Virtual memory: reservations, physical memory, and the page table between them. It belongs to the process
-// and not to a context (CUDA Driver API reference, cuCtxDestroy: what cuMemCreate made is "not associated with
-// any CUDA context"); which device may use an address is a matter of its access rights.
+// and not to a context (CUDA Driver API reference, cuCtxDestroy: what cuMemCreate made is "not associated
+// with any CUDA context"); which device may use an address is a matter of its access rights.
 #pragma once
 
 #include <cstdint>
