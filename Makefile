@@ -47,8 +47,8 @@ test-long: setup setup-vllm lint ## everything at full length
 demo: $(if $(filter vllm,$(ENGINE)),setup-vllm,setup) ## a limit is lowered while an engine sleeps: see what becomes of its memory (ENGINE=reference|vllm)
 	$(if $(filter vllm,$(ENGINE)),$(VLLM)/bin,$(BIN))/python -m deploy.demo --engine $(ENGINE)
 
-chaos: setup ## limits, kills, stops and cut connections under load (SECONDS=180 SEED=)
-	PYTHONDEVMODE=1 $(BIN)/python -m tests.chaos --seconds $(or $(SECONDS),180) $(if $(SEED),--seed $(SEED))
+chaos: $(if $(filter vllm,$(ENGINE)),setup-vllm,setup) ## limits, kills, stops and cut connections under load (ENGINE=reference|vllm SECONDS=180 SEED= ASYNC=1)
+	$(if $(filter vllm,$(ENGINE)),$(VLLM)/bin,PYTHONDEVMODE=1 $(BIN))/python -m tests.chaos --engine $(ENGINE) $(if $(ASYNC),--async) --seconds $(or $(SECONDS),180) $(if $(SEED),--seed $(SEED))
 
 bench-step: setup ## what a step with nothing to do costs
 	$(BIN)/python -m tests.bench.step

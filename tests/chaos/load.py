@@ -1,41 +1,29 @@
-"""Requests that share prefixes, a few at a time, each held against what the unmodified engine answers."""
+"""Requests that share prefixes, many at a time, each held against what the unmodified engine answers."""
 
 import random
-import signal
 import threading
-from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import closing
-from pathlib import Path
 
-from kvquota.agent.engines.reference.engine import Completion, Engine
-from kvquota.agent.engines.reference.process import EngineProcess
-
+from tests.chaos.subject import KilledError, Subject
 from tests.support.reference import prompts
 
-_AT_ONCE = 24
 _MAX_TOKENS = (1, 8, 40)
+_MOST_PATIENCE_S = 2.0
 _ANSWER_S = 60.0
 
 
-def answers(model: Path, stream: Sequence[Sequence[int]], most: int) -> list[list[int]]:
-    """What the unmodified engine says to each prompt."""
-    with closing(Engine(model, blocks=4000)) as engine:
-        return [completion.tokens for completion in engine.generate(stream, most)]
-
-
 class Load:
-    """Keeps an engine busy until it is left. `engine` is asked for anew for each request."""
+    """Keeps an engine busy until it is left."""
 
-    def __init__(self, model: Path, seed: int, engine: Callable[[], EngineProcess]) -> None:
+    def __init__(self, subject: Subject, seed: int) -> None:
         self.faults: list[str] = []
-        self.served = self.lost = 0
-        """Requests that were answered, and those that went down with an engine that was killed."""
+        self.served = self.lost = self.hung_up = 0
+        """Requests that were answered; that went down with an engine that was killed; whose client left."""
+        self._subject = subject
         self._random = random.Random(seed)
         self._stream = prompts(60, seed=seed)
-        self._expected = answers(model, self._stream, max(_MAX_TOKENS))
-        self._engine = engine
-        self._slots = threading.Semaphore(_AT_ONCE)
+        self._expected = subject.answers(self._stream, max(_MAX_TOKENS))
+        self._slots = threading.Semaphore(subject.at_once)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="load")
 
@@ -53,9 +41,10 @@ class Load:
 
     def drain(self) -> None:
         """Wait for the answers that are due."""
-        for left in range(_AT_ONCE):
+        at_once = self._subject.at_once
+        for left in range(at_once):
             if not self._slots.acquire(timeout=_ANSWER_S):
-                self.faults.append(f"{_AT_ONCE - left} requests got no answer within {_ANSWER_S:.0f} s")
+                self.faults.append(f"{at_once - left} requests got no answer within {_ANSWER_S:.0f} s")
                 return
 
     def _run(self) -> None:
@@ -67,24 +56,23 @@ class Load:
     def _submit(self) -> None:
         index = self._random.randrange(len(self._stream))
         most = self._random.choice(_MAX_TOKENS)
-        engine = self._engine()
-        try:
-            future = engine.submit(self._stream[index], most)
-        except RuntimeError:  # it was killed
-            self._take(engine, index, most, None)
-            self._stop.wait(0.05)
-        else:
-            future.add_done_callback(lambda done: self._take(engine, index, most, done))
+        hangs_up = self._random.random() < self._subject.hangs_up
+        patience = self._random.uniform(0.0, _MOST_PATIENCE_S) if hangs_up else None
+        future = self._subject.submit(self._stream[index], most, patience)
+        if future.done() and isinstance(future.exception(), KilledError):
+            self._stop.wait(0.05)  # another one is being started
+        future.add_done_callback(lambda done: self._take(index, self._expected[index][:most], hangs_up, done))
 
-    def _take(self, engine: EngineProcess, index: int, most: int, done: Future[Completion] | None) -> None:
+    def _take(self, index: int, expected: list[int], hangs_up: bool, done: "Future[list[int]]") -> None:
         self._slots.release()
-        if done is None or done.exception() is not None:
-            if engine.process.wait(_ANSWER_S) == -signal.SIGKILL:
-                self.lost += 1
-            else:
-                why = done.exception() if done is not None else "it does not listen"
-                self.faults.append(f"request {index} fails on an engine that nobody killed: {why}")
-        elif done.result().tokens == self._expected[index][:most]:
+        error = done.exception()
+        if isinstance(error, KilledError):
+            self.lost += 1
+        elif error is not None:
+            self.faults.append(f"request {index} fails on an engine that nobody killed: {error}")
+        elif (tokens := done.result()) == expected:
             self.served += 1
+        elif hangs_up and tokens == expected[: len(tokens)]:
+            self.hung_up += 1
         else:
-            self.faults.append(f"request {index}: {done.result().tokens}, not {self._expected[index][:most]}")
+            self.faults.append(f"request {index}: {tokens}, not {expected}")

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 import grpc
-from kvquota.agent.engines.reference.process import memfd_bytes
 from kvquota.v1 import quota_pb2 as pb
 
+from tests.chaos.subject import Subject
 from tests.support.daemon import DaemonProcess
 
 _GAP_S = 0.005
@@ -21,12 +21,12 @@ class Observer:
     It remembers the limit of every revision and what each engine has decided: neither may change its mind.
     """
 
-    def __init__(self, daemon: DaemonProcess, name: str, log: Callable[[str], None]) -> None:
+    def __init__(self, daemon: DaemonProcess, subject: Subject, log: Callable[[str], None]) -> None:
         self.faults: list[str] = []
         self.looks = self.proofs = 0
         """How often it looked, and how often `applied` was held against the kernel's count."""
         self._daemon = daemon
-        self._name = name
+        self._subject = subject
         self._log = log
         self._lock = threading.Lock()
         self._limits: dict[int, int | None] = {}
@@ -46,7 +46,7 @@ class Observer:
     def was_told(self, stub: Any, answer: pb.Instance) -> None:
         """A controller was told this just now: is it so?"""
         self._check_limit(answer)
-        held = _held(answer)
+        held = self._held(answer)
         if held is not None:
             self._look(stub, lambda now: self._check_held(answer, held, now))
 
@@ -64,14 +64,14 @@ class Observer:
 
     def _look(self, stub: Any, check: Callable[[pb.Instance], None] | None = None) -> bool:
         """Check now; False where the daemon is away. `check` has a look at what it says, too."""
-        request = pb.GetInstanceRequest(name=self._name)
+        request = pb.GetInstanceRequest(name=self._subject.instance)
         # One look at a time: two would not know in which order their answers were made.
         with self._lock:
             try:
                 first: pb.Instance = stub.GetInstance(request, timeout=_CALL_S)
                 if check is not None:
                     check(first)
-                held = _held(first)
+                held = self._held(first)
                 second: pb.Instance = stub.GetInstance(request, timeout=_CALL_S)
             except grpc.RpcError as error:
                 self._check(error.code() in _AWAY, f"GetInstance fails: {error.code()}, {error.details()}")
@@ -82,6 +82,15 @@ class Observer:
             if held is not None:
                 self._check_held(first, held, second)
         return True
+
+    def _held(self, now: pb.Instance) -> int | None:
+        """What the kernel counts behind an engine that should hold no more than its limit."""
+        if now.status != pb.STATUS_APPLIED or not now.pid or not now.page_bytes:
+            return None
+        try:
+            return self._subject.held_bytes(now.pid)
+        except (FileNotFoundError, ProcessLookupError):  # killed meanwhile
+            return None
 
     def _check_held(self, before: pb.Instance, held: int, after: pb.Instance) -> None:
         """`held` bytes were counted between two looks: if nothing was set in between, `applied` held."""
@@ -123,13 +132,3 @@ class Observer:
         if not holds:
             self._log(f"FAULT {fault}")
             self.faults.append(fault)
-
-
-def _held(instance: pb.Instance) -> int | None:
-    """What the kernel counts behind an engine that should hold no more than its limit."""
-    if instance.status != pb.STATUS_APPLIED or not instance.pid or not instance.page_bytes:
-        return None
-    try:
-        return memfd_bytes(instance.pid)
-    except (FileNotFoundError, ProcessLookupError):  # killed meanwhile
-        return None

@@ -9,19 +9,16 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from pathlib import Path
 from typing import Any
 
 import grpc
-from kvquota.agent.engines.reference.process import EngineProcess, memfd_bytes
 from kvquota.v1 import quota_pb2 as pb
 
 from tests.chaos.load import Load
 from tests.chaos.observer import Observer
 from tests.chaos.sockets import cut
+from tests.chaos.subject import Subject
 from tests.support.daemon import DaemonProcess, FakeAgent, until
-from tests.support.reference import PAGE_BYTES
-from tests.support.scene import NAME, PAGES, Scene
 
 _CALL_S = 5.0
 _JUNK = (b"!", b"{", b"[" * 4000, b'{"kind":"hello"}', b'{"kind":"hello","min_version":7,"max_version":9}')
@@ -47,26 +44,25 @@ _EXPECTED = (
 class Storm:
     """`seed` decides every limit, event and pause; what the machine does in between is its own."""
 
-    def __init__(self, scene: Scene, model: Path, seed: int) -> None:
+    def __init__(self, daemon: DaemonProcess, subject: Subject, seed: int) -> None:
         self.faults: list[str] = []
         self.counts = Counter[str]()
-        self._scene = scene
-        self._daemon: DaemonProcess = scene.daemon
-        self._model = model
+        self._daemon = daemon
+        self._subject = subject
         self._seed = seed
         self._random = random.Random(seed)
-        self._start = time.monotonic()
         self._done = threading.Event()
-        self._floor = seed % 2
-        self.engine = self._start_engine()
+        self._load = Load(subject, seed)
+        subject.start()
+        self._start = time.monotonic()
         # A daemon forgets a name that it has never written down.
-        self._daemon.set(NAME, None)
-        self._descriptors = _descriptors(self._daemon.pid)
-        self._observer = Observer(self._daemon, NAME, self._log)
+        daemon.set(subject.instance, None)
+        self._descriptors = _descriptors(daemon.pid)
+        self._observer = Observer(daemon, subject, self._log)
 
     def run(self, seconds: float) -> None:
         """Storm for so long, then let it calm down. `faults` then holds all that was wrong."""
-        load = Load(self._model, self._seed, lambda: self.engine)
+        load = self._load
         with ExitStack() as stack:
             stack.enter_context(self._observer)
             stack.enter_context(load)
@@ -84,11 +80,15 @@ class Storm:
                 for controller in controllers:
                     controller.join()
             load.stop()
-            self._calm(load)
+            self._calm()
         until("every descriptor to be closed", lambda: _descriptors(self._daemon.pid) <= self._descriptors)
         self.faults += load.faults + self._observer.faults
         self.counts.update(
-            served=load.served, lost=load.lost, looks=self._observer.looks, proofs=self._observer.proofs
+            served=load.served,
+            lost=load.lost,
+            hung_up=load.hung_up,
+            looks=self._observer.looks,
+            proofs=self._observer.proofs,
         )
 
     # Events
@@ -96,8 +96,8 @@ class Storm:
     def _happen(self) -> None:
         events: list[Callable[[], None]] = [
             self._kill_daemon, self._stop_daemon, self._pause_daemon,
-            self._kill_engine, self._pause_engine,
-            self._cut, self._cut, self._pester, self._lie,
+            self._pause_engine, self._cut, self._cut, self._pester, self._lie,
+            *self._subject.events(),
         ]  # fmt: skip
         event = self._random.choice(events)
         self._log(event.__name__.strip("_"))
@@ -118,17 +118,10 @@ class Storm:
         _pause(self._daemon.pid, self._random.uniform(0.0, 0.5))
 
     def _pause_engine(self) -> None:
-        _pause(self.engine.pid, self._random.uniform(0.0, 0.5))
-
-    def _kill_engine(self) -> None:
-        self.engine.kill()
-        self.engine = self._start_engine()
-
-    def _start_engine(self) -> EngineProcess:
-        return self._scene.start(*["--null-block"] * self._floor)
+        _pause(self._subject.pid, self._random.uniform(0.0, 0.5))
 
     def _cut(self) -> None:
-        cut(self.engine.pid, self._daemon.agent_socket)
+        cut(self._subject.pid, self._daemon.agent_socket)
 
     def _pester(self) -> None:
         with closing(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as sock:
@@ -157,8 +150,8 @@ class Storm:
             # A channel for each daemon: one that lost its daemon pauses before it tries again.
             with self._daemon.stub() as stub:
                 while not self._done.wait(source.uniform(0.02, 0.08)):
-                    limit = _limit(source)
-                    request = pb.SetLimitRequest(name=NAME, limit_bytes=limit, create=True)
+                    limit = self._any_limit(source)
+                    request = pb.SetLimitRequest(name=self._subject.instance, limit_bytes=limit, create=True)
                     request.wait = source.random() < 0.5
                     request.wait_timeout_ms = source.randrange(200)
                     if known is not None and source.random() < 0.3:
@@ -176,33 +169,49 @@ class Storm:
                         self._observer.was_told(stub, now)
                         self.counts["limits"] += 1
 
+    def _any_limit(self, source: random.Random) -> int | None:
+        """From nothing to more than there is, most often a few pages."""
+        if source.random() < 0.1:
+            return None
+        most = source.choice([4.0, 12.0, self._subject.pages + 8.0])
+        return int(most * source.random() * self._subject.page_bytes)
+
     # The end
 
-    def _calm(self, load: Load) -> None:
+    def _calm(self) -> None:
         """With everybody there and nothing more to come, everything converges."""
-        self._scene.until_joined()
-        self._scene.limit(None, self.engine)
-        load.drain()
+        subject = self._subject
+        until("the engine to join", self._joined)
+        self._settle(None)
+        self._load.drain()
         for pages in (3.0, 0.5, 0.0, 7.0):
             self._log(f"calm, {pages} pages")
-            now = self._scene.limit(pages, self.engine)
-            expected = pb.STATUS_APPLIED if pages >= self._floor else pb.STATUS_DEFERRED
+            now = self._settle(int(pages * subject.page_bytes))
+            expected = pb.STATUS_APPLIED if pages >= subject.floor else pb.STATUS_DEFERRED
             if now.status != expected:
                 self.faults.append(f"not so in the end: {now}")
         until("what the engine says and what the kernel counts to agree", self._agree)
+        self.faults += subject.books()
+
+    def _joined(self) -> bool:
+        with self._daemon.stub("read") as stub:
+            instances = stub.ListInstances(pb.ListInstancesRequest(), timeout=_CALL_S).instances
+        return any(now.name == self._subject.instance and now.connected for now in instances)
+
+    def _settle(self, limit: int | None) -> pb.Instance:
+        """Set a limit and wait until it is settled."""
+        answer = self._daemon.set(self._subject.instance, limit, wait=True)
+        if answer.timed_out or not answer.instance.settled:
+            self.faults.append(f"{limit} is not settled: {answer}")
+        return answer.instance
 
     def _agree(self) -> bool:
-        return self._scene.status().mapped_bytes == memfd_bytes(self.engine.pid) <= 7 * PAGE_BYTES
+        subject = self._subject
+        mapped: int = self._daemon.get(subject.instance).mapped_bytes
+        return mapped == subject.held_bytes(subject.pid) <= 7 * subject.page_bytes
 
     def _log(self, what: str) -> None:
         print(f"{time.monotonic() - self._start:8.3f} {what}", flush=True)
-
-
-def _limit(source: random.Random) -> int | None:
-    """From nothing to more than there is, most often a few pages."""
-    if source.random() < 0.1:
-        return None
-    return int(source.choice([4.0, 12.0, PAGES + 8.0]) * source.random() * PAGE_BYTES)
 
 
 def _descriptors(pid: int) -> int:

@@ -100,9 +100,11 @@ class Engine:
             self._connection.send((self._next, name, args))
         return future
 
-    def request(self, prompt: Sequence[int], max_tokens: int = 8) -> "Future[Reply]":
-        """Start one greedy request."""
-        return self.submit("generate", list(prompt), max_tokens)
+    def request(
+        self, prompt: Sequence[int], max_tokens: int = 8, patience: float | None = None
+    ) -> "Future[Reply]":
+        """Start one greedy request. After `patience` seconds its client hangs up with what it has."""
+        return self.submit("generate", list(prompt), max_tokens, patience)
 
     def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int = 8) -> list[Reply]:
         """Greedy answers to `prompts`, all in flight at once."""
@@ -112,6 +114,16 @@ class Engine:
     def call(self, name: str, *args: Any, **options: Any) -> Any:
         """Call a method of vLLM's AsyncLLM."""
         return self.submit("call", name, args, options).result(REPLY_TIMEOUT)
+
+    def check_blocks(self) -> list[str]:
+        """What is wrong with the books of an elastic engine's blocks, now."""
+        faults: list[str] = self.submit("utility", "check_blocks").result(REPLY_TIMEOUT)
+        return faults
+
+    def check_books(self) -> list[str]:
+        """What is wrong with those of blocks and of pages, once it is at rest and its limit settled."""
+        faults: list[str] = self.submit("utility", "check_books").result(REPLY_TIMEOUT)
+        return faults
 
     def pids(self) -> list[int]:
         """Every process of the engine's session that runs."""
@@ -198,8 +210,10 @@ def _serve(connection: Connection, environment: dict[str, str], options: dict[st
 
 
 async def _main(connection: Connection, options: dict[str, Any]) -> None:
+    from tests.support import vllm_books
     from tests.support.vllm_platform import use_fork
 
+    vllm_books.install()
     use_fork(asynchronous=options.pop("async_scheduling", False))
     if fail_map := options.pop("fail_map", 0):
         _fail_maps_from(fail_map)
@@ -255,14 +269,25 @@ class _Server:
         self._llm = llm
         self._requests = 0
 
-    async def generate(self, prompt: list[int], max_tokens: int) -> Reply:
+    async def generate(self, prompt: list[int], max_tokens: int, patience: float | None) -> Reply:
         from vllm import SamplingParams
 
         self._requests += 1
         params = SamplingParams(max_tokens=max_tokens, temperature=0, detokenize=False, ignore_eos=True)
         stream = self._llm.generate({"prompt_token_ids": prompt}, params, f"r{self._requests}")
-        last = [output async for output in stream][-1]
-        return Reply(list(last.outputs[0].token_ids), last.num_cached_tokens or 0)
+        reply = Reply([], 0)
+
+        async def listen() -> None:
+            nonlocal reply
+            async for output in stream:
+                reply = Reply(list(output.outputs[0].token_ids), output.num_cached_tokens or 0)
+
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(listen(), patience)
+        return reply
 
     async def call(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         return await getattr(self._llm, name)(*args, **options)
+
+    async def utility(self, name: str) -> Any:
+        return await self._llm.engine_core.call_utility_async(name)
