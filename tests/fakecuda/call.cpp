@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <chrono>
 
 #include "device_memory.h"
 
@@ -29,13 +28,6 @@ pid_t thread_id() {
   return id;
 }
 
-void spin(double microseconds) {
-  if (microseconds <= 0) return;
-  const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(int64_t(microseconds * 1000));
-  while (std::chrono::steady_clock::now() < end) {
-  }
-}
-
 }  // namespace
 
 // These are never destroyed: other threads may call while the process ends.
@@ -56,8 +48,6 @@ std::map<std::string, EntryPoint>& Call::entry_points() {
 
 void Call::set_initialised(bool value) { initialised = value; }
 
-bool Call::in_forked_child() { return forked; }
-
 Call::Call(const char* name, uint64_t bytes, Needs needs) : status_(CUDA_ERROR_NOT_INITIALIZED) {
   if (forked) return;
   lock_ = std::unique_lock(mutex());
@@ -71,8 +61,15 @@ Call::Call(const char* name, uint64_t bytes, Needs needs) : status_(CUDA_ERROR_N
       return;
     }
   }
-  spin(entry.fixed_us + entry.granule_us * double(bytes / kGranule));
+  const double price_us = entry.fixed_us + entry.granule_us * double(bytes / kGranule);
+  if (price_us > 0) end_ = Clock::now() + std::chrono::nanoseconds(int64_t(price_us * 1000));
   status_ = CUDA_SUCCESS;
+}
+
+// What the stand-in itself needed is part of the price.
+Call::~Call() {
+  while (end_ && Clock::now() < *end_) {
+  }
 }
 
 }  // namespace fakecuda

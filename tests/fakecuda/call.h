@@ -4,10 +4,12 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,6 +39,9 @@ class Call {
 
   // `bytes`: what the call covers, for its price.
   explicit Call(const char* name, uint64_t bytes = 0, Needs needs = kInitialised);
+  ~Call();
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
 
   CUresult status() const { return status_; }
   bool refused() const { return status_ != CUDA_SUCCESS; }
@@ -51,10 +56,12 @@ class Call {
   static std::mutex& mutex();
   static std::map<std::string, EntryPoint>& entry_points();
   static void set_initialised(bool initialised);
-  static bool in_forked_child();
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   std::unique_lock<std::mutex> lock_;
+  std::optional<Clock::time_point> end_;
   CUresult status_;
 };
 

@@ -1,5 +1,6 @@
 #include "context.h"
 
+#include <map>
 #include <vector>
 
 #include "call.h"

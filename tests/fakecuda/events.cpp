@@ -1,6 +1,8 @@
 #include "events.h"
 
 #include <cstdio>
+#include <map>
+#include <set>
 
 #include "call.h"
 #include "context.h"

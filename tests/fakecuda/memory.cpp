@@ -1,6 +1,5 @@
 #include "memory.h"
 
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <map>

@@ -81,6 +81,18 @@ def test_the_default_stream_and_blocking_streams_wait_for_each_other(
         assert fake.cu.cuEventQuery(driver.event(free)) == SUCCESS
 
 
+def test_a_destroyed_stream_still_has_its_work(fake: FakeCuda, driver: Driver, address: int) -> None:
+    stream = driver.stream()
+    work = fake.work(address, GRANULE, stream)
+    event = driver.event(stream)
+    assert fake.cu.cuStreamDestroy_v2(stream) == SUCCESS
+    assert fake.cu.cuStreamQuery(stream) == INVALID_HANDLE
+    assert fake.cu.cuEventQuery(event) == fake.cu.cuStreamQuery(0) == NOT_READY
+    work.end()
+    assert fake.cu.cuEventQuery(event) == fake.cu.cuStreamQuery(0) == SUCCESS
+    assert fake.live().streams == 0
+
+
 def test_an_unmap_under_work_is_caught_and_loses_the_context(
     fake: FakeCuda, driver: Driver, address: int
 ) -> None:
@@ -95,6 +107,7 @@ def test_an_unmap_under_work_is_caught_and_loses_the_context(
     assert fake.cu.cuCtxSynchronize() == ILLEGAL_ADDRESS
     work.end()
     assert fake.cu.cuStreamSynchronize(0) == ILLEGAL_ADDRESS  # for good
+    assert fake.cu.cuMemUnmap(address, GRANULE) == SUCCESS  # memory can still be given back
 
 
 def test_an_unmap_beside_work_or_after_it_is_not(fake: FakeCuda, driver: Driver, address: int) -> None:
