@@ -62,6 +62,7 @@ Call::Call(const char* name, uint64_t bytes, Needs needs) : status_(CUDA_ERROR_N
     }
   }
   const double price_us = entry.fixed_us + entry.granule_us * double(bytes / kGranule);
+  entry.charged_us_by_thread[thread_id()] += price_us;
   if (price_us > 0) end_ = Clock::now() + std::chrono::nanoseconds(int64_t(price_us * 1000));
   status_ = CUDA_SUCCESS;
 }

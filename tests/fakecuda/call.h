@@ -28,6 +28,7 @@ struct Failure {
 struct EntryPoint {
   uint64_t calls = 0;
   std::map<pid_t, uint64_t> calls_by_thread;
+  std::map<pid_t, double> charged_us_by_thread;
   double fixed_us = 0;
   double granule_us = 0;
   std::vector<Failure> failures;

@@ -66,6 +66,18 @@ FAKECUDA_API bool fakecuda_calls(const char* name, int thread, uint64_t* calls) 
   return true;
 }
 
+// Microseconds, by the thread of that kernel id, or by all where it is 0.
+FAKECUDA_API double fakecuda_charged(int thread) {
+  const std::lock_guard held(Call::mutex());
+  double charged = 0;
+  for (const auto& [name, entry] : Call::entry_points()) {
+    for (const auto& [by, us] : entry.charged_us_by_thread) {
+      if (thread == 0 || by == thread) charged += us;
+    }
+  }
+  return charged;
+}
+
 FAKECUDA_API int fakecuda_work_begin(CUstream stream, uint64_t address, uint64_t size, uint64_t* id) {
   const std::lock_guard held(Call::mutex());
   return fakecuda::Works::begin(stream, address, size, id);

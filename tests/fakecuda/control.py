@@ -63,6 +63,7 @@ CONTROLS: dict[str, tuple[Any, list[Any]]] = {
     "fail": (c_bool, [c_char_p, c_uint64, c_uint64, c_int]),
     "price": (c_bool, [c_char_p, c_double, c_double]),
     "calls": (c_bool, [c_char_p, c_int, POINTER(c_uint64)]),
+    "charged": (c_double, [c_int]),
     "work_begin": (c_int, [c_void_p, c_uint64, c_uint64, POINTER(c_uint64)]),
     "work_end": (c_bool, [c_uint64]),
     "trap": (c_bool, [c_size_t, c_char_p, c_size_t]),
@@ -171,6 +172,11 @@ class FakeCuda:
         calls = c_uint64()
         self._known(self.cu.fakecuda_calls(name.encode(), thread, byref(calls)), name)
         return calls.value
+
+    def charged(self, thread: int = 0) -> float:
+        """Microseconds charged since the last reset, to the thread of that native id or to all."""
+        charged: float = self.cu.fakecuda_charged(thread)
+        return charged
 
     def work(self, address: int, size: int, stream: int = 0) -> Work:
         """Work that may touch this range until it ends. `stream`: its handle, or 0 for the default one."""

@@ -59,10 +59,13 @@ def test_a_price_is_paid_for_each_call_and_granule(fake: FakeCuda, driver: Drive
     for granule in range(8):
         assert fake.cu.cuMemMap(address + granule * GRANULE, GRANULE, 0, driver.create(GRANULE), 0) == SUCCESS
     fake.price("cuMemSetAccess", fixed_us=4000, granule_us=1000)
+    assert fake.charged() == 0
     # At least the price, by its own clock: a busy machine only adds to it.
     started = time.monotonic()
     assert fake.cu.cuMemSetAccess(address, 8 * GRANULE, access(0), 1) == SUCCESS
     assert time.monotonic() - started >= 0.012
+    assert fake.charged() == fake.charged(threading.get_native_id()) == 12_000
+    assert fake.charged(1) == 0
     fake.prices(A100)  # all are names of entry points
 
 
