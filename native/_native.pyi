@@ -1,6 +1,6 @@
 """Types of the native extension. Bytes are ints, pages and blocks are indices, seq and revisions grow."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
 class DriverError(RuntimeError):
@@ -62,6 +62,20 @@ class HostDriver(Driver):
         """
     def fileno(self) -> int:
         """The memfd behind all granules."""
+
+@final
+class CudaDriver(Driver):
+    """CUDA's virtual memory on one device, in its primary context. See kvquota.agent.cuda.open_driver.
+
+    `functions`: addresses by CUDA's names. It takes over one reference to the primary context, and drops it
+    when the last of driver, arenas and tensors over them is gone.
+    """
+
+    def __init__(
+        self, functions: Mapping[str, int], *, device: int, context: int, granularity: int
+    ) -> None: ...
+    stream: int
+    """The handle of the stream whose work may touch pages: fences go behind it. 0: the default stream."""
 
 @final
 class FaultDriver(Driver):
@@ -181,7 +195,8 @@ class Arena:
     def close(self) -> None:
         """Wait for queued unmaps, then give back memory and addresses. May be called twice.
 
-        Raises ArenaInUseError while tensors are alive, and the first DriverError after trying everything.
+        Raises ArenaInUseError while tensors are alive, and the first DriverError after trying everything: then
+        another call tries again what is left.
         """
 
 @final

@@ -80,7 +80,8 @@ class Arena final : public ForkAware {
   // Count the tensors over the arena.
   void retain();
   void release() noexcept;
-  // Waits for queued unmaps, then gives everything back. Throws the first DriverError after trying all.
+  // Waits for queued unmaps, then gives everything back. Throws the first DriverError after trying all: then
+  // another call tries again what is left.
   void close();
 
   void before_fork() override;
@@ -127,6 +128,8 @@ class Arena final : public ForkAware {
   void retire(Lock& lock, uint64_t seq, PageSet& pages, Fence fence);
   std::vector<PageError> unmap_and_release(PageSet& pages, Fence& fence);
   void pass_fence(Fence& fence);
+  void destroy_fence(Driver::Event fence);
+  static void forget_released(std::vector<PageMemory>& group);
 
   std::optional<DriverError> give_all_back();
 
@@ -135,6 +138,8 @@ class Arena final : public ForkAware {
   std::unique_ptr<Worker> worker_ = std::make_unique<Worker>();
   int event_fd_ = -1;
   bool closing_ = false;
+  bool giving_back_ = false;
+  bool closed_ = false;
   bool forked_ = false;
   unsigned tensors_ = 0;
   unsigned applying_ = 0;

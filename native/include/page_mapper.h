@@ -51,7 +51,7 @@ class PageMapper {
   void map(PageSet& pages, std::vector<PageError>& stuck);
   // Unmaps all it can, neighbouring pages in one call, and returns the pages that still are mapped, and why.
   std::vector<PageError> unmap(PageSet& pages);
-  // Gives the addresses back.
+  // Gives the addresses back, once.
   void free_addresses();
 
   // Calls up to three times.
@@ -86,6 +86,7 @@ class PageMapper {
   uint64_t page_bytes_ = 0;
   uint64_t size_ = 0;
   uintptr_t base_ = 0;
+  bool reserved_ = false;
 };
 
 }  // namespace kvquota

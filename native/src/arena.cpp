@@ -45,6 +45,7 @@ Arena::~Arena() {
   } catch (const std::exception& error) {
     std::fprintf(stderr, "kvquota: an arena could not give everything back: %s\n", error.what());
   }
+  if (event_fd_ >= 0) ::close(event_fd_);
   delist();
 }
 
@@ -233,22 +234,25 @@ void Arena::release() noexcept {
 void Arena::close() {
   {
     Lock lock(mutex_);
-    if (forked_ || closing_) return;
+    if (forked_ || giving_back_ || closed_) return;
     if (tensors_ > 0) {
       throw ArenaInUseError(text(tensors_) +
                             " tensors over the arena are alive: let go of them before closing it");
     }
     closing_ = true;
+    giving_back_ = true;
     ring();
     worker_->changed.wait(lock, [&] { return applying_ == 0; });
     worker_->wanted.notify_one();
   }
-  worker_->thread.join();
+  if (worker_->thread.joinable()) worker_->thread.join();
   const std::optional<DriverError> error = give_all_back();
   const Lock lock(mutex_);
+  giving_back_ = false;
+  if (error) throw *error;
+  closed_ = true;
   ::close(event_fd_);
   event_fd_ = -1;
-  if (error) throw *error;
 }
 
 std::optional<DriverError> Arena::give_all_back() {
@@ -260,28 +264,21 @@ std::optional<DriverError> Arena::give_all_back() {
       if (!first) first = error;
     }
   };
-  PageSet pages = std::move(mapped_);
-  pages.merge(quarantined_);
-  if (!pages.empty()) {
-    attempt([&] {
-      const Driver::Event fence = driver().event_record();
-      driver().event_synchronize(fence);
-      driver().event_destroy(fence);
-    });
-  }
-  for (const PageError& failed : mapper_.unmap(pages)) {
-    if (!first) first = failed.error;
-  }
-  for (auto& [page, memory] : pages) {
-    attempt([&, &memory = memory] { mapper_.release(memory); });
+  mapped_.merge(quarantined_);
+  if (!mapped_.empty()) {
+    Fence fence;
+    for (const PageError& failed : unmap_and_release(mapped_, fence)) {
+      if (!first) first = failed.error;
+    }
+    if (fence) attempt([&] { destroy_fence(*fence); });
   }
   for (auto* group : {&credits_, &leftovers_}) {
     for (PageMemory& memory : *group) {
       attempt([&] { mapper_.release(memory); });
     }
-    group->clear();
+    forget_released(*group);
   }
-  attempt([&] { mapper_.free_addresses(); });
+  if (mapped_.empty()) attempt([&] { mapper_.free_addresses(); });
   return first;
 }
 

@@ -72,6 +72,10 @@ void Arena::pass_fence(Fence& fence) {
   PageMapper::insist([&] { driver().event_synchronize(*fence); });
 }
 
+void Arena::destroy_fence(Driver::Event fence) {
+  PageMapper::insist([&] { driver().event_destroy(fence); });
+}
+
 // What is left in `pages` afterwards is still mapped, or not all released.
 std::vector<PageError> Arena::unmap_and_release(PageSet& pages, Fence& fence) {
   std::vector<PageError> failed;
@@ -107,7 +111,7 @@ void Arena::retire(Lock& lock, uint64_t seq, PageSet& pages, Fence fence) {
   const std::vector<PageError> failed = unmap_and_release(pages, fence);
   std::optional<DriverError> fence_error;
   try {
-    if (fence) driver().event_destroy(*fence);
+    if (fence) destroy_fence(*fence);
   } catch (const DriverError& error) {
     fence_error = error;
   }
@@ -153,9 +157,7 @@ void Arena::retry(Lock& lock) {
     }
   }
   lock.lock();
-  leftovers_.erase(std::remove_if(leftovers_.begin(), leftovers_.end(),
-                                  [](const PageMemory& memory) { return memory.handles.empty(); }),
-                   leftovers_.end());
+  forget_released(leftovers_);
   if (failed) {
     add_fault(last_seq_.value_or(0), Fault::kNoPage, *failed);
   } else {
@@ -166,6 +168,12 @@ void Arena::retry(Lock& lock) {
   retry_after_ = after;
   retry_at_ = std::chrono::steady_clock::now() + after;
   ring();
+}
+
+void Arena::forget_released(std::vector<PageMemory>& group) {
+  group.erase(std::remove_if(group.begin(), group.end(),
+                             [](const PageMemory& memory) { return memory.handles.empty(); }),
+              group.end());
 }
 
 // After a failed call for a credit: what could not be given back stays accounted.

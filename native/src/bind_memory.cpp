@@ -1,6 +1,7 @@
 #include <pybind11/stl.h>
 
 #include <cmath>
+#include <map>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -9,6 +10,7 @@
 
 #include "arena.h"
 #include "bind.h"
+#include "cuda_driver.h"
 #include "device_record.h"
 #include "dlpack.h"
 #include "driver.h"
@@ -109,6 +111,18 @@ void bind_drivers(py::module_& m) {
            py::kw_only(), py::arg("granularity") = 2 << 20, py::arg("fill") = py::none())
       .def("attach", &HostDriver::attach, py::arg("record_fd"), NoGil())
       .def("fileno", &HostDriver::fileno);
+
+  py::class_<CudaDriver, Driver, std::shared_ptr<CudaDriver>>(m, "CudaDriver", py::is_final(),
+                                                              py::release_gil_before_calling_cpp_dtor())
+      .def(py::init([](const std::map<std::string, uintptr_t>& functions, int device, uintptr_t context,
+                       int64_t granularity) {
+             return std::make_shared<CudaDriver>(cuda::Functions(functions), device,
+                                                 reinterpret_cast<cuda::Context>(context),
+                                                 natural("granularity", granularity));
+           }),
+           py::arg("functions"), py::kw_only(), py::arg("device"), py::arg("context"),
+           py::arg("granularity"))
+      .def_property("stream", &CudaDriver::stream, &CudaDriver::set_stream);
 
   py::class_<FaultDriver, Driver, std::shared_ptr<FaultDriver>>(m, "FaultDriver", py::is_final())
       .def(py::init<std::shared_ptr<Driver>>(), py::arg("inner").none(false))

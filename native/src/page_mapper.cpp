@@ -35,10 +35,13 @@ PageMapper::PageMapper(std::shared_ptr<Driver> driver, std::vector<uint64_t> str
     page_bytes_ += stride;
   }
   insist([&] { base_ = driver_->address_reserve(size_); });
+  reserved_ = true;
 }
 
 void PageMapper::free_addresses() {
+  if (!reserved_) return;
   insist([&] { driver_->address_free(base_, size_); });
+  reserved_ = false;
 }
 
 uintptr_t PageMapper::address(size_t tensor, uint64_t page) const {

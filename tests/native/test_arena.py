@@ -3,21 +3,17 @@
 from collections.abc import Iterator
 
 import pytest
-from kvquota.native import Arena, HostDriver
+from kvquota.native import Arena
 
-from tests.native.arenas import GRANULE, TIMEOUT, ask, done, taken, two_tensors, wait_for
+from tests.native.arenas import GRANULE, TIMEOUT, ask, done, two_tensors, wait_for
+from tests.native.devices import Device
 
 PAGE = 3 * GRANULE
 
 
 @pytest.fixture
-def driver() -> HostDriver:
-    return HostDriver(fill=0xFF)
-
-
-@pytest.fixture
-def arena(driver: HostDriver) -> Iterator[Arena]:
-    arena = two_tensors(driver)
+def arena(device: Device) -> Iterator[Arena]:
+    arena = two_tensors(device.driver)
     yield arena
     arena.close()
 
@@ -30,16 +26,16 @@ def test_layout_is_one_range_of_tensor_after_tensor(arena: Arena) -> None:
     assert (arena.pages, arena.page_bytes) == (16, PAGE)
 
 
-def test_memory_is_taken_by_credits_and_given_back_by_unmaps(arena: Arena, driver: HostDriver) -> None:
-    assert taken(driver) == 0
+def test_memory_is_taken_by_credits_and_given_back_by_unmaps(arena: Arena, device: Device) -> None:
+    assert device.taken() == 0
     ask(arena, 3)
-    assert taken(driver) == 3 * PAGE
+    assert device.taken() == 3 * PAGE
     arena.apply(1, [0, 7, 8], [])
     report = arena.report()
     assert (report.done, report.mapped, report.held_bytes) == (1, 3, 3 * PAGE)
     arena.apply(2, [], [7, 8])
     report = done(arena, 2)
-    assert (report.unmapped, report.held_bytes, taken(driver)) == (2, PAGE, PAGE)
+    assert (report.unmapped, report.held_bytes, device.taken()) == (2, PAGE, PAGE)
     assert report.faults == []
 
 
@@ -52,17 +48,17 @@ def test_a_page_can_come_back_after_it_was_unmapped(arena: Arena) -> None:
     assert (arena.report().mapped, arena.report().unmapped) == (2, 1)
 
 
-def test_drop_releases_credits(arena: Arena, driver: HostDriver) -> None:
+def test_drop_releases_credits(arena: Arena, device: Device) -> None:
     ask(arena, 4)
     arena.ask(4, 3)
     report = wait_for(arena, lambda report: report.dropped == 3)
-    assert (report.created, report.held_bytes, taken(driver)) == (4, PAGE, PAGE)
+    assert (report.created, report.held_bytes, device.taken()) == (4, PAGE, PAGE)
 
 
-def test_drop_before_creation_counts_as_created_and_dropped(arena: Arena, driver: HostDriver) -> None:
+def test_drop_before_creation_counts_as_created_and_dropped(arena: Arena, device: Device) -> None:
     arena.ask(1000, 1000)
     report = wait_for(arena, lambda report: report.dropped == 1000)
-    assert (report.created, report.refused, report.held_bytes, taken(driver)) == (1000, 0, 0, 0)
+    assert (report.created, report.refused, report.held_bytes, device.taken()) == (1000, 0, 0, 0)
 
 
 def test_an_old_ask_changes_nothing(arena: Arena) -> None:
@@ -112,14 +108,14 @@ def test_unmapping_twice_is_refused(arena: Arena) -> None:
         arena.apply(3, [], [1])
 
 
-def test_close_gives_everything_back(driver: HostDriver) -> None:
-    arena = two_tensors(driver)
+def test_close_gives_everything_back(device: Device) -> None:
+    arena = two_tensors(device.driver)
     ask(arena, 4)
     arena.apply(1, [0, 1, 2], [])
     arena.apply(2, [], [1])
     arena.close()
     arena.close()
-    assert taken(driver) == 0
+    assert device.taken() == 0
     with pytest.raises(ValueError, match="closed"):
         arena.report()
 
@@ -134,7 +130,7 @@ def test_close_gives_everything_back(driver: HostDriver) -> None:
     ],
 )
 def test_an_impossible_geometry_is_refused(
-    driver: HostDriver, strides: list[int], pages: int, message: str
+    device: Device, strides: list[int], pages: int, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        Arena(driver, strides, pages)
+        Arena(device.driver, strides, pages)

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 
 import pytest
-from kvquota.native import Arena, DriverError, FaultDriver, HostDriver
+from kvquota.native import Arena, DriverError, FaultDriver
 
-from tests.native.arenas import GRANULE, TIMEOUT, ask, done, taken, two_tensors, wait_for
+from tests.native.arenas import GRANULE, TIMEOUT, ask, done, two_tensors, wait_for
+from tests.native.devices import Device
 
 PAGE = 3 * GRANULE
 # Calls that fail before a page goes that did not go at once: long enough to be looked at.
@@ -13,21 +14,16 @@ STAYS = 9
 
 
 @pytest.fixture
-def host() -> HostDriver:
-    return HostDriver(fill=0xFF)
+def driver(device: Device) -> FaultDriver:
+    return FaultDriver(device.driver)
 
 
 @pytest.fixture
-def driver(host: HostDriver) -> FaultDriver:
-    return FaultDriver(host)
-
-
-@pytest.fixture
-def arena(driver: FaultDriver, host: HostDriver) -> Iterator[Arena]:
+def arena(driver: FaultDriver, device: Device) -> Iterator[Arena]:
     arena = two_tensors(driver)
     yield arena
     arena.close()
-    assert taken(host) == 0
+    assert device.taken() == 0
 
 
 def test_neighbours_are_mapped_and_unmapped_in_runs(arena: Arena, driver: FaultDriver) -> None:
@@ -55,7 +51,7 @@ def test_a_long_run_is_unmapped_in_steps(arena: Arena, driver: FaultDriver) -> N
     + [("mem_set_access", nth, page) for nth, page in enumerate([1, 6, 1, 6], 1)],
 )
 def test_a_map_that_fails_anywhere_is_undone_and_the_unmaps_go_on(
-    arena: Arena, driver: FaultDriver, host: HostDriver, operation: str, nth: int, page: int
+    arena: Arena, driver: FaultDriver, device: Device, operation: str, nth: int, page: int
 ) -> None:
     ask(arena, 4)
     arena.apply(1, [0], [])
@@ -68,7 +64,7 @@ def test_a_map_that_fails_anywhere_is_undone_and_the_unmaps_go_on(
     report = done(arena, 2)
     # The memory stays with the pages, as if they were mapped.
     assert (report.mapped, report.unmapped, report.created) == (4, 1, 4)
-    assert (report.held_bytes, taken(host)) == (3 * PAGE, 3 * PAGE)
+    assert (report.held_bytes, device.taken()) == (3 * PAGE, 3 * PAGE)
     assert [(fault.seq, fault.operation) for fault in report.faults] == 3 * [(2, operation)]
     assert {fault.page for fault in report.faults} == {1, 2, 6}
     with pytest.raises(ValueError, match="seq 2 after 2"):
@@ -76,7 +72,7 @@ def test_a_map_that_fails_anywhere_is_undone_and_the_unmaps_go_on(
 
     arena.apply(3, [], [1, 2, 6])
     report = done(arena, 3)
-    assert (report.unmapped, report.held_bytes, taken(host), report.faults) == (4, 0, 0, [])
+    assert (report.unmapped, report.held_bytes, device.taken(), report.faults) == (4, 0, 0, [])
     ask(arena, 7)
     arena.apply(4, [6, 2, 1], [])
 
@@ -108,7 +104,7 @@ def test_a_map_that_can_not_be_undone_is_unmapped_with_its_page(arena: Arena, dr
 
 
 def test_one_unmap_error_quarantines_its_page_alone(
-    arena: Arena, driver: FaultDriver, host: HostDriver
+    arena: Arena, driver: FaultDriver, device: Device
 ) -> None:
     ask(arena, 3)
     arena.apply(1, [0, 1, 2], [])
@@ -120,7 +116,7 @@ def test_one_unmap_error_quarantines_its_page_alone(
     report = done(arena, 2)
     assert [(fault.seq, fault.page, fault.operation) for fault in report.faults] == [(2, 1, "mem_unmap")]
     assert (report.unmapped, report.held_bytes) == (2, PAGE)
-    assert taken(host) == PAGE
+    assert device.taken() == PAGE
     ask(arena, 5)
     arena.apply(3, [0, 2], [])
     with pytest.raises(ValueError, match="page 1 can't be mapped"):
@@ -186,14 +182,14 @@ def test_a_fence_that_can_not_be_made_is_made_later(arena: Arena, driver: FaultD
 
 @pytest.mark.parametrize("nth", [1, 2, 3, 4])
 def test_out_of_memory_while_creating_is_fewer_credits_and_no_fault(
-    arena: Arena, driver: FaultDriver, host: HostDriver, nth: int
+    arena: Arena, driver: FaultDriver, device: Device, nth: int
 ) -> None:
     driver.fail("mem_create", nth=nth, code=2, name="CUDA_ERROR_OUT_OF_MEMORY")
     arena.ask(2, 0)
     report = wait_for(arena, lambda report: report.created + report.refused == 2)
     created = (nth - 1) // 2
     assert (report.created, report.faults, report.held_bytes) == (created, [], created * PAGE)
-    assert taken(host) == created * PAGE
+    assert device.taken() == created * PAGE
     arena.ask(2 + report.refused, 0)
     assert arena.wait_credits(2, TIMEOUT) == 2
 
@@ -232,15 +228,18 @@ def test_a_drop_that_crosses_a_refusal_does_not_fail_the_command(arena: Arena, d
     arena.apply(1, [0, 1], [])
 
 
-def test_close_tries_everything_and_names_what_failed(host: HostDriver) -> None:
-    driver = FaultDriver(host)
+def test_close_tries_everything_and_names_what_failed(device: Device) -> None:
+    driver = FaultDriver(device.driver)
     arena = two_tensors(driver)
     ask(arena, 2)
     arena.apply(1, [0, 4], [])
     driver.fail("mem_unmap", times=3)
     with pytest.raises(DriverError, match=r"mem_unmap.*page 0"):
         arena.close()
-    assert taken(host) == GRANULE
+    assert device.taken() == PAGE
+    # What is left goes with another call.
+    arena.close()
+    assert device.taken() == 0
     arena.close()
 
 

@@ -1,4 +1,4 @@
-"""The driver table's contract, as the host keeps it."""
+"""What is the host driver's own, beside the contract in test_driver_table.py."""
 
 import ctypes
 import errno
@@ -28,22 +28,6 @@ def mapped(driver: HostDriver, granules: int = 1) -> tuple[int, int]:
     return address, handle
 
 
-def test_memory_is_there_from_create_to_release(driver: HostDriver) -> None:
-    handle = driver.mem_create(3 * GRANULE)
-    assert taken(driver) == 3 * GRANULE
-    driver.mem_release(handle)
-    assert taken(driver) == 0
-
-
-def test_released_memory_stays_while_it_is_mapped(driver: HostDriver) -> None:
-    address, handle = mapped(driver)
-    driver.mem_release(handle)
-    ctypes.memset(address, 7, GRANULE)
-    assert taken(driver) == GRANULE
-    driver.mem_unmap(address, GRANULE)
-    assert taken(driver) == 0
-
-
 def test_fill_is_written_at_every_mapping(driver: HostDriver) -> None:
     address, handle = mapped(driver)
     assert ctypes.string_at(address, GRANULE) == b"\xff" * GRANULE
@@ -62,15 +46,6 @@ def test_contents_stay_with_the_handle() -> None:
     driver.mem_map(address + GRANULE, GRANULE, handle)
     driver.mem_set_access(address + GRANULE, GRANULE)
     assert ctypes.string_at(address + GRANULE, GRANULE) == b"\x07" * GRANULE
-
-
-def test_one_unmap_covers_a_run_of_mappings(driver: HostDriver) -> None:
-    address = driver.address_reserve(3 * GRANULE)
-    for granule in range(3):
-        driver.mem_map(address + granule * GRANULE, GRANULE, driver.mem_create(GRANULE))
-    driver.mem_set_access(address, 3 * GRANULE)
-    driver.mem_unmap(address, 3 * GRANULE)
-    driver.address_free(address, 3 * GRANULE)
 
 
 @pytest.mark.parametrize("step", ["reserved", "mapped without access", "unmapped"])
@@ -147,13 +122,6 @@ def test_impossible_settings_are_refused(arguments: dict[str, int], message: str
 def test_mem_get_info_is_the_hosts_without_a_record(driver: HostDriver) -> None:
     free, total = driver.mem_get_info()
     assert 0 < free <= total == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def test_fences_of_the_host_are_passed_at_once(driver: HostDriver) -> None:
-    event = driver.event_record()
-    driver.event_synchronize(event)
-    assert driver.event_query(event)
-    driver.event_destroy(event)
 
 
 def test_dropping_the_driver_gives_its_memory_back() -> None:
