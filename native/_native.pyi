@@ -195,8 +195,8 @@ class Arena:
     def close(self) -> None:
         """Wait for queued unmaps, then give back memory and addresses. May be called twice.
 
-        Raises ArenaInUseError while tensors are alive, and the first DriverError after trying everything: then
-        another call tries again what is left.
+        Raises ArenaInUseError while tensors are alive, and the first DriverError after trying everything:
+        then another call tries again what is left.
         """
 
 @final

@@ -58,7 +58,9 @@ class CudaDriver final : public Driver, public ForkAware {
   void check(const char* operation, cuda::Result result, Detail detail) const;
   std::string name_of(cuda::Result result) const;
   cuda::Event spare_event();
-  void end(const char* name, cuda::Result result) const;
+  // Calls up to three times.
+  template <typename Call>
+  void end(const char* name, Call call) const;
 
   const cuda::Functions cuda_;
   const cuda::Device device_;

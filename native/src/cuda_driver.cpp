@@ -73,16 +73,21 @@ CudaDriver::~CudaDriver() {
   if (!forked_) {
     spare_events_.insert(spare_events_.end(), events_.begin(), events_.end());
     for (const cuda::Event event : spare_events_) {
-      end("cuEventDestroy", in_context([&] { return cuda_.event_destroy(event); }));
+      end("cuEventDestroy", [&] { return in_context([&] { return cuda_.event_destroy(event); }); });
     }
-    end("cuDevicePrimaryCtxRelease", cuda_.primary_ctx_release(device_));
+    end("cuDevicePrimaryCtxRelease", [&] { return cuda_.primary_ctx_release(device_); });
   }
   delist();
 }
 
-void CudaDriver::end(const char* name, cuda::Result result) const {
-  // At the end of a process everything has gone already.
-  if (result == cuda::kSuccess || result == cuda::kDeinitialized) return;
+template <typename Call>
+void CudaDriver::end(const char* name, Call call) const {
+  cuda::Result result = cuda::kSuccess;
+  for (int attempt = 1; attempt <= 3; ++attempt) {
+    result = call();
+    // At the end of a process everything has gone already.
+    if (result == cuda::kSuccess || result == cuda::kDeinitialized) return;
+  }
   std::fprintf(stderr, "kvquota: the CUDA driver of device %d could not give everything back: %s: %s (%d)\n",
                device_, name, name_of(result).c_str(), result);
 }

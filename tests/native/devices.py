@@ -22,7 +22,8 @@ def on_gpu() -> bool:
 class Device(Protocol):
     """A device with a driver, and what a test wants to know beside it."""
 
-    driver: Driver
+    @property
+    def driver(self) -> Driver: ...
 
     def taken(self) -> int:
         """Bytes of physical memory that were taken through the driver."""
@@ -99,4 +100,4 @@ class Cuda:
         self._cupy.check_status(status)
 
 
-DEVICES = {"host": Host, "cuda": Cuda}
+DEVICES: dict[str, type[Host] | type[Cuda]] = {"host": Host, "cuda": Cuda}
