@@ -210,10 +210,13 @@ def _serve(connection: Connection, environment: dict[str, str], options: dict[st
 
 
 async def _main(connection: Connection, options: dict[str, Any]) -> None:
-    from tests.support import vllm_books
     from tests.support.vllm_platform import use_fork
 
-    vllm_books.install()
+    # It imports kvquota, which an engine without it must know nothing of.
+    if "KVQUOTA" in os.environ:
+        from tests.support import vllm_books
+
+        vllm_books.install()
     use_fork(asynchronous=options.pop("async_scheduling", False))
     if fail_map := options.pop("fail_map", 0):
         _fail_maps_from(fail_map)
