@@ -11,7 +11,7 @@ NATIVE := $(wildcard native/src/*.cpp native/include/*.h native/CMakeLists.txt)
 INSTALL := --disable-pip-version-check -q -c tests/constraints.txt -Ccmake.define.KVQUOTA_WERROR=ON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm proto lint test test-long demo chaos bench-step bench-reclaim bench-hotpath bench-idle-vllm bench-evict clean
+.PHONY: help setup setup-vllm proto lint test test-long demo chaos bench-step bench-reclaim bench-arena bench-hotpath bench-idle-vllm bench-evict clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -55,6 +55,9 @@ bench-step: setup ## what a step with nothing to do costs
 
 bench-reclaim: setup ## how fast memory goes back, against the bare system calls
 	$(BIN)/python -m tests.bench.reclaim
+
+bench-arena: setup ## what pages cost an engine at an A100's prices, on the stand-in driver
+	$(BIN)/python -m tests.bench.arena
 
 bench-hotpath: setup-vllm ## what the free list costs vLLM's block pool, against vLLM's own
 	$(VLLM)/bin/python -m tests.bench.hotpath

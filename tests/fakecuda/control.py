@@ -152,7 +152,7 @@ class FakeCuda:
             function.argtypes = arguments
 
     def reset(self, devices: int = 1, total_bytes: int = 16 << 30) -> None:
-        """As if just loaded, on a machine with such devices. No call may be under way."""
+        """As if just loaded, on a machine with such devices. Nothing made before may be used from here on."""
         if self.live().contexts:
             # A test that keeps an exception is a cycle with all it had: what ends later would end another's.
             gc.collect()
