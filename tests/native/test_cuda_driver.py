@@ -13,7 +13,6 @@ from kvquota.native import Arena, CudaDriver, DriverError
 from tests.fakecuda.control import FakeCuda, Live, load
 from tests.native.arenas import GRANULE, TIMEOUT, ask, done, two_tensors
 
-CUPY = cuda.cupy_driver()
 NON_BLOCKING = 1
 
 
@@ -40,10 +39,10 @@ def arena(driver: CudaDriver) -> Iterator[Arena]:
 def current(fake: FakeCuda, driver: CudaDriver) -> Iterator[int]:
     """The driver's context, current on this thread as an engine's is."""
     context = cuda.devicePrimaryCtxRetain(0)
-    CUPY.ctxSetCurrent(context)
+    cuda.cupy_driver().ctxSetCurrent(context)
     yield context
-    CUPY.ctxSetCurrent(0)
-    CUPY.devicePrimaryCtxRelease(0)
+    cuda.cupy_driver().ctxSetCurrent(0)
+    cuda.cupy_driver().devicePrimaryCtxRelease(0)
 
 
 def stream(fake: FakeCuda, flags: int = NON_BLOCKING) -> int:
@@ -78,28 +77,28 @@ def use(driver: CudaDriver) -> None:
 def test_a_thread_without_a_context_is_left_without(driver: CudaDriver) -> None:
     def call() -> None:
         use(driver)
-        assert CUPY.ctxGetCurrent() == 0
+        assert cuda.cupy_driver().ctxGetCurrent() == 0
 
     in_thread(call)
 
 
 def test_a_thread_with_another_context_keeps_it(driver: CudaDriver) -> None:
     def call() -> None:
-        other = CUPY.ctxCreate(1)
+        other = cuda.cupy_driver().ctxCreate(1)
         use(driver)
-        assert CUPY.ctxGetCurrent() == other
-        CUPY.ctxDestroy(other)
+        assert cuda.cupy_driver().ctxGetCurrent() == other
+        cuda.cupy_driver().ctxDestroy(other)
 
     in_thread(call)
 
 
 def test_a_context_that_can_not_come_back_leaves_none(driver: CudaDriver, fake: FakeCuda) -> None:
     def call() -> None:
-        other = CUPY.ctxCreate(1)
+        other = cuda.cupy_driver().ctxCreate(1)
         fake.fail("cuCtxSetCurrent", nth=2)
         driver.mem_get_info()
-        assert CUPY.ctxGetCurrent() == 0
-        CUPY.ctxDestroy(other)
+        assert cuda.cupy_driver().ctxGetCurrent() == 0
+        cuda.cupy_driver().ctxDestroy(other)
 
     in_thread(call)
 
@@ -109,7 +108,7 @@ def test_with_its_context_current_nothing_is_switched(
 ) -> None:
     before = fake.calls("cuCtxSetCurrent")
     use(driver)
-    assert (fake.calls("cuCtxSetCurrent"), CUPY.ctxGetCurrent()) == (before, current)
+    assert (fake.calls("cuCtxSetCurrent"), cuda.cupy_driver().ctxGetCurrent()) == (before, current)
 
 
 def test_contents_stay_with_the_handle(driver: CudaDriver) -> None:
