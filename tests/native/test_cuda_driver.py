@@ -8,12 +8,15 @@ from collections.abc import Callable, Iterator
 import pytest
 from kvquota.agent.cuda import driver as cuda
 from kvquota.agent.cuda import open_driver
-from kvquota.native import Arena, CudaDriver, DriverError
+from kvquota.native import Arena, ArenaInUseError, CudaDriver, DriverError
 
 from tests.fakecuda.control import FakeCuda, Live, load
+from tests.native import capsule
 from tests.native.arenas import GRANULE, TIMEOUT, ask, done, two_tensors
 
 NON_BLOCKING = 1
+DL_CUDA = 2
+BFLOAT = 4
 
 
 @pytest.fixture
@@ -200,6 +203,20 @@ def test_a_forked_child_is_told_that_cuda_is_not_its_own(driver: CudaDriver, are
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     arena.apply(2, [], [0])
     assert done(arena, 2).unmapped == 1
+
+
+def test_a_tensor_says_which_gpu_it_is_on(fake: FakeCuda) -> None:
+    arena = two_tensors(open_driver(1))
+    held = arena.dlpack(arena.offsets[1], [2, 3, 8], BFLOAT, 16, [4096, 8, 1])
+    tensor = capsule.read(held)
+    assert (tensor.device_type, tensor.device_id) == (DL_CUDA, 1)
+    assert tensor.data == arena.base + arena.offsets[1]
+    assert (tensor.code, tensor.bits, tensor.lanes, tensor.byte_offset) == (BFLOAT, 16, 1, 0)
+    assert (tensor.shape[: tensor.ndim], tensor.strides[: tensor.ndim]) == ([2, 3, 8], [4096, 8, 1])
+    with pytest.raises(ArenaInUseError, match="1 tensors over the arena are alive"):
+        arena.close()
+    del held
+    arena.close()
 
 
 def test_an_arena_gives_everything_back(fake: FakeCuda) -> None:

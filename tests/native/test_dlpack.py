@@ -1,7 +1,7 @@
 """Tensors over an arena, as torch sees them."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -57,6 +57,68 @@ def test_strides_place_a_view(arena: Arena) -> None:
     view.copy_(torch.tensor([[1, 2, 3], [4, 5, 6]], dtype=torch.int8))
     assert [int(whole[index]) for index in (2, 12, 22, 102, 112, 122)] == [1, 2, 3, 4, 5, 6]
     assert view.stride() == (100, 10)
+
+
+BLOCK = (16, 4, 64)
+"""Tokens, heads and elements of a block's K or V: 8 KiB in bfloat16, 256 of them in a granule."""
+
+ELEMENTS = 16 * 4 * 64
+PAGES = 4
+BLOCKS = 256 * PAGES
+Views = list[tuple[int, list[int], list[int] | None]]
+
+
+def apart(offsets: list[int]) -> Views:
+    return [(offset, [BLOCKS, *BLOCK], None) for offset in offsets]
+
+
+def k_then_v(offsets: list[int]) -> Views:
+    distance = (offsets[1] - offsets[0]) // 2
+    strides = [distance, ELEMENTS, 256, 64, 1]
+    return [(offset, [2, BLOCKS, *BLOCK], strides) for offset in offsets[::2]]
+
+
+def k_beside_v(offsets: list[int]) -> Views:
+    return [(offset, [BLOCKS, 2, *BLOCK], None) for offset in offsets]
+
+
+def block_major(offsets: list[int]) -> Views:
+    strides = [4 * ELEMENTS, ELEMENTS, 256, 64, 1]
+    return [(layer * 2 * ELEMENTS * 2, [BLOCKS, 2, *BLOCK], strides) for layer in range(2)]
+
+
+def latent(offsets: list[int]) -> Views:
+    return [(offset, [1024 * PAGES, 16, 576], None) for offset in offsets]
+
+
+@pytest.mark.parametrize(
+    ("layout", "granules"),
+    [(apart, [1] * 4), (k_then_v, [1] * 4), (k_beside_v, [2] * 2), (block_major, [4]), (latent, [9] * 2)],
+)
+def test_the_blocks_of_a_page_are_its_memory_in_any_layout(
+    driver: HostDriver, layout: Callable[[list[int]], Views], granules: list[int]
+) -> None:
+    arena = Arena(driver, [count * GRANULE for count in granules], PAGES)
+    ask(arena, 1)
+    arena.apply(1, [2], [])
+    for offset, shape, strides in layout(arena.offsets):
+        view = from_dlpack(arena.dlpack(offset, shape, BFLOAT, 16, strides))
+        blocks = view.movedim(shape.index(max(shape)), 0)
+        quarter = len(blocks) // PAGES
+        # What is not of page 2 would fault.
+        blocks[2 * quarter : 3 * quarter] = 1.0
+    for offset, stride in zip(arena.offsets, arena.strides, strict=True):
+        page = from_dlpack(arena.dlpack(offset + 2 * stride, [stride // 2], BFLOAT, 16))
+        assert torch.equal(page, torch.ones_like(page))
+    del view, blocks, page
+    arena.close()
+
+
+def test_several_groups_share_the_same_bytes(arena: Arena) -> None:
+    attention = tensor(arena, 0, [256, *BLOCK], BFLOAT, 16)
+    window = tensor(arena, 0, [128, 16, 1024], 1, 8)
+    attention[129] = 2.0
+    assert torch.equal(window[64].flatten()[8192:].view(torch.bfloat16), attention[129].flatten())
 
 
 def test_an_arena_with_tensors_refuses_to_close(arena: Arena, driver: HostDriver) -> None:

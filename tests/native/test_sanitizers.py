@@ -7,18 +7,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MEMORY = [
-    "arena",
-    "arena_worker",
-    "device_record",
-    "dlpack",
-    "driver",
-    "fault_driver",
-    "fork",
-    "host_driver",
-    "page_mapper",
-    "segment",
-]
+STAND_IN = ROOT / "tests/fakecuda"
+ARENA = ["arena", "arena_worker", "driver", "fork", "page_mapper"]
+MEMORY = [*ARENA, "device_record", "dlpack", "fault_driver", "host_driver", "segment"]
+CUDA = [*ARENA, "cuda_driver", *sorted(str(source) for source in STAND_IN.glob("*.cpp"))]
 
 
 @pytest.mark.timeout(600)
@@ -27,12 +19,14 @@ MEMORY = [
     [
         ("memory_test", MEMORY, "address,undefined"),
         ("memory_test", MEMORY, "thread"),
+        ("cuda_test", CUDA, "address,undefined"),
+        ("cuda_test", CUDA, "thread"),
         ("queue_test", ["page_queue"], "address,undefined"),
     ],
 )
 def test_native_code_is_clean(test: str, names: list[str], sanitizers: str, tmp_path: Path) -> None:
     program = tmp_path / test
-    sources = [str(ROOT / f"native/src/{name}.cpp") for name in names]
+    sources = [name if "/" in name else str(ROOT / f"native/src/{name}.cpp") for name in names]
     build = [
         os.environ.get("CXX", "g++"),
         "-std=c++17",
@@ -43,7 +37,10 @@ def test_native_code_is_clean(test: str, names: list[str], sanitizers: str, tmp_
         f"-I{ROOT / 'native/include'}",
         *sources,
         str(ROOT / f"tests/native/{test}.cpp"),
+        # The stand-in finds its functions by name.
+        "-rdynamic",
         "-pthread",
+        "-ldl",
         "-o",
         str(program),
     ]

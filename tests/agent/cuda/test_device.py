@@ -1,7 +1,6 @@
 """Which GPU a driver is for, and what holds its context."""
 
 import gc
-from ctypes import POINTER, Structure, c_char_p, c_int32, c_int64, c_void_p, cast, py_object, pythonapi
 from uuid import UUID
 
 import pytest
@@ -10,6 +9,7 @@ from kvquota.agent.cuda.library import addresses
 from kvquota.native import Arena, CudaDriver, DriverError
 
 from tests.fakecuda.control import UNKNOWN, FakeCuda, Live
+from tests.native import capsule
 from tests.native.arenas import GRANULE, ask
 
 FIRST = "fa4ec0d0-0000-4000-8000-000000000000"
@@ -19,30 +19,11 @@ SECOND = "fa4ec0d1-0000-4000-8000-000000000000"
 def ordinal(opened: CudaDriver) -> int:
     """The device of its tensors, as their consumer is told."""
     arena = Arena(opened, [GRANULE], 1)
-    capsule = arena.dlpack(0, [4], 0, 8)
-    device: int = of_capsule(capsule).device_id
-    del capsule
+    held = arena.dlpack(0, [4], 0, 8)
+    device: int = capsule.read(held).device_id
+    del held
     arena.close()
     return device
-
-
-class DLTensor(Structure):
-    _fields_ = (
-        ("data", c_void_p),
-        ("device_type", c_int32),
-        ("device_id", c_int32),
-        ("ndim", c_int32),
-        ("code_bits_lanes", c_int32),
-        ("shape", POINTER(c_int64)),
-        ("strides", POINTER(c_int64)),
-    )
-
-
-def of_capsule(capsule: object) -> DLTensor:
-    pythonapi.PyCapsule_GetPointer.restype = c_void_p
-    pythonapi.PyCapsule_GetPointer.argtypes = [py_object, c_char_p]
-    pointer = pythonapi.PyCapsule_GetPointer(capsule, b"dltensor")
-    return cast(pointer, POINTER(DLTensor)).contents
 
 
 @pytest.mark.parametrize("device", [1, f"GPU-{SECOND}", f"MIG-{SECOND.upper()}", SECOND])
@@ -101,13 +82,13 @@ def test_the_context_lasts_as_long_as_what_stands_on_it(fake: FakeCuda) -> None:
     assert fake.live().contexts == 1
     arena = Arena(opened, [GRANULE], 4)
     del opened
-    capsule = arena.dlpack(0, [GRANULE], 0, 8)
+    held = arena.dlpack(0, [GRANULE], 0, 8)
     ask(arena, 1)
     arena.apply(1, [0], [])
     del arena
     gc.collect()
     assert (fake.live().contexts, fake.live().handles) == (1, 1)
-    del capsule
+    del held
     gc.collect()
     assert fake.live() == Live()
 
