@@ -6,15 +6,16 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 VLLM := .venv-vllm
+VLLM_0_30 := .venv-vllm-0.30
 PYTEST := $(BIN)/python -m pytest
 NATIVE := $(wildcard native/src/*.cpp native/include/*.h native/CMakeLists.txt)
 INSTALL := --disable-pip-version-check -q -c tests/constraints.txt -Ccmake.define.KVQUOTA_WERROR=ON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm proto lint test test-long demo chaos bench-step bench-reclaim bench-arena bench-hotpath bench-idle-vllm bench-evict clean
+.PHONY: help setup setup-vllm setup-vllm-0.30 proto lint test test-long demo chaos bench-step bench-reclaim bench-arena bench-hotpath bench-idle-vllm bench-evict clean
 
 help: ## list the targets
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z0-9.-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
 
 setup: $(VENV)/.done ## the project's environment (daemon, kvctl, reference engine, test tools)
 
@@ -23,10 +24,18 @@ $(VENV)/.done: pyproject.toml tests/constraints.txt $(NATIVE)
 	$(BIN)/pip install $(INSTALL) '$(TORCH)' -e '.[cuda12,daemon,reference,test]'
 	touch $@
 
-setup-vllm: $(VLLM)/.done ## a separate environment with vLLM on CPU
+setup-vllm: $(VLLM)/.done ## a separate environment with vLLM 0.32 on CPU
 
-$(VLLM)/.done: pyproject.toml tests/engines/vllm-setup tests/engines/vllm-constraints.txt $(NATIVE)
-	PYTHON=$(PYTHON) tests/engines/vllm-setup $(VLLM)
+setup-vllm-0.30: $(VLLM_0_30)/.done ## another one with vLLM 0.30
+
+VLLM_NEEDS := pyproject.toml tests/engines/vllm-setup tests/engines/vllm-constraints.txt $(NATIVE)
+
+$(VLLM)/.done: tests/engines/vllm-0.32-constraints.txt $(VLLM_NEEDS)
+	PYTHON=$(PYTHON) tests/engines/vllm-setup $(VLLM) 0.32
+	touch $@
+
+$(VLLM_0_30)/.done: tests/engines/vllm-0.30-constraints.txt $(VLLM_NEEDS)
+	PYTHON=$(PYTHON) tests/engines/vllm-setup $(VLLM_0_30) 0.30
 	touch $@
 
 proto: setup ## generate proto/kvquota/v1 anew
@@ -36,13 +45,18 @@ lint: setup ## ruff and mypy --strict over code and tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy agent daemon kvctl native deploy tests
 
-test: setup setup-vllm lint ## the short form of everything, real vLLM included
+# Every seam is crossed there; test-long runs all of it.
+VLLM_0_30_TESTS := tests/agent/engines tests/conformance tests/e2e/test_vllm_limits.py tests/native/test_page_queue.py
+
+test: setup setup-vllm setup-vllm-0.30 lint ## the short form of everything, real vLLM included
 	$(PYTEST) -m "not long and not vllm"
 	$(VLLM)/bin/python -m pytest -m "vllm and not long"
+	$(VLLM_0_30)/bin/python -m pytest -m "vllm and not long" $(VLLM_0_30_TESTS)
 
-test-long: setup setup-vllm lint ## everything at full length
+test-long: setup setup-vllm setup-vllm-0.30 lint ## everything at full length
 	$(PYTEST) -m "not vllm"
 	$(VLLM)/bin/python -m pytest -m vllm
+	$(VLLM_0_30)/bin/python -m pytest -m vllm
 
 demo: $(if $(filter vllm,$(ENGINE)),setup-vllm,setup) ## a limit is lowered while an engine sleeps: see what becomes of its memory (ENGINE=reference|vllm)
 	$(if $(filter vllm,$(ENGINE)),$(VLLM)/bin,$(BIN))/python -m deploy.demo --engine $(ENGINE)
@@ -69,4 +83,4 @@ bench-evict: setup-vllm ## what it costs vLLM's steps that one limit change evic
 	$(VLLM)/bin/python -m tests.bench.evict
 
 clean: ## remove environments and build outputs
-	rm -rf $(VENV) $(VLLM) build dist
+	rm -rf $(VENV) $(VLLM) $(VLLM_0_30) build dist

@@ -47,6 +47,16 @@ class Settings:
             host_fill=_byte("KVQUOTA_HOST_FILL", fill) if fill else None,
         )
 
+    @staticmethod
+    def required(environment: Mapping[str, str]) -> "Settings":
+        """As read, for what cannot run without an agent. Raises SettingError."""
+        settings = Settings.read(environment)
+        if settings is None:
+            raise SettingError(
+                "KVQUOTA is not 1: expected 1, or the engine's own classes in place of kvquota's"
+            )
+        return settings
+
 
 def _instance(environment: Mapping[str, str]) -> str:
     # A host often runs one engine: its name then says which. A second engine there is told to choose its own.

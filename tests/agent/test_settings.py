@@ -7,6 +7,13 @@ def test_nothing_asked_is_no_agent() -> None:
     assert Settings.read({"KVQUOTA": "0", "KVQUOTA_INSTANCE": ".."}) is None
 
 
+def test_what_needs_an_agent_says_so() -> None:
+    assert Settings.required({"KVQUOTA": "1"}).instance
+    for environment in ({}, {"KVQUOTA": "0"}):
+        with pytest.raises(SettingError, match="KVQUOTA is not 1"):
+            Settings.required(environment)
+
+
 def test_defaults_need_only_the_switch() -> None:
     settings = Settings.read({"KVQUOTA": "1", "KVQUOTA_INSTANCE": "llm/dp1"})
     assert settings is not None

@@ -36,8 +36,7 @@ class Rig:
             kv_cache_manager=manager,
             requests=self.requests,
             running=self.running,
-            waiting=[],
-            kv_holding_waiting=[],
+            get_request_counts=lambda: (len(self.running), 0),
         )
         self.adapter = VllmAdapter(scheduler, geometry, self.queue, lambda: None)
         self.pool.adapter = self.adapter

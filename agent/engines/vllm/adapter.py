@@ -113,7 +113,7 @@ class VllmAdapter:
     def counters(self) -> Counters:
         """Waiting requests are blocked where the first of them was refused memory."""
         scheduler = self._scheduler
-        waiting = len(scheduler.waiting) + len(scheduler.kv_holding_waiting)
+        _, waiting = scheduler.get_request_counts()
         return Counters(
             requests_waiting=waiting,
             requests_blocked=waiting if self._missing else 0,

@@ -10,11 +10,13 @@ def register() -> None:
     """Make ours the default scheduler and worker. vLLM calls it in every process, also without kvquota."""
     if os.environ.get("KVQUOTA", "") in ("", "0"):
         return
+    from kvquota.agent.engines.vllm import versions
     from kvquota.agent.settings import Settings
     from vllm.config import SchedulerConfig
     from vllm.platforms import current_platform
 
     Settings.read(os.environ)
+    versions.known()
     stock_scheduler = SchedulerConfig.get_scheduler_cls
 
     def get_scheduler_cls(self: Any) -> Any:

@@ -14,14 +14,11 @@ from kvquota.agent.geometry import Geometry
 from kvquota.agent.rank_link import RemoteRank, rank_address
 from kvquota.agent.settings import Settings
 from kvquota.native import PageQueue
-from vllm.logger import init_logger
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.engine.core import EngineCore, EngineCoreProc, EngineShutdownState
-
-logger = init_logger(__name__)
 
 _RANK_TIMEOUT_S = 10.0
 # Whatever ends a shortage rings, so this bounds only what a lost ring could cost.
@@ -33,12 +30,8 @@ class _Elastic(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        settings = Settings.read(os.environ)
-        if settings is None:
-            logger.warning("KVQUOTA is not 1: %s runs without kvquota", type(self).__name__)
-            self.__class__ = AsyncScheduler if isinstance(self, AsyncScheduler) else Scheduler
-            return
-        versions.check(self.vllm_config)
+        settings = Settings.required(os.environ)
+        versions.check_config(self.vllm_config)
         self._engine = _engine_core()
         geometry = Layout.of(self.kv_cache_config).geometry()
         queue = self._become_elastic(geometry)
@@ -122,7 +115,7 @@ class _Elastic(Scheduler):
             or in_flight
             or output.finished_req_ids
             or self.running
-            or self.deferred_waiting
+            or versions.passed_over(self)
             or self.deferred_frees
             or self.connector is not None
             or self.ec_connector is not None

@@ -1,74 +1,111 @@
-"""What kvquota needs of vLLM: one clear error and no start where a version or a configuration lacks it."""
+"""What kvquota needs of vLLM: one clear error and no start where a version or a configuration lacks it.
 
+Imports nothing of an engine: it must be able to say that a version does not fit.
+"""
+
+import inspect
+from collections.abc import Iterable
+from pkgutil import resolve_name
 from typing import Any
 
 import vllm
 from kvquota.agent.settings import SettingError
-from kvquota.native import PageQueue
-from vllm.config import VllmConfig
-from vllm.platforms import current_platform
-from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
-from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import EngineCoreRequestType
-from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheTensor
-from vllm.v1.worker.gpu_worker import Worker
 
-KNOWN = ("0.32",)
 _PACKAGE = "kvquota.agent.engines.vllm."
-_SCHEDULER = f"{_PACKAGE}KvquotaScheduler"
-_WORKER = f"{_PACKAGE}KvquotaWorker"
+_SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
+_FREE_LIST = "vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue"
+_POOL = "vllm.v1.core.block_pool:BlockPool"
+_MANAGER = "vllm.v1.core.kv_cache_manager:KVCacheManager"
 
-# Seam: what it needs, and of which class.
-_SEAMS: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "page commands ride on": (SchedulerOutput, ("__dict__", "total_num_scheduled_tokens")),
-    "an idle engine is woken by": (EngineCoreRequestType, ("WAKEUP",)),
-    "steps are made by": (Scheduler, ("schedule", "has_requests", "shutdown")),
-    "blocks are evicted through": (
-        BlockPool,
-        ("_maybe_evict_cached_block", "_notify_reuse", "cache_full_blocks"),
+# What a seam is for, whose it is, and the names that it needs there.
+_SEAMS: list[tuple[str, str, tuple[str, ...]]] = [
+    (
+        "page commands ride on",
+        "vllm.v1.core.sched.output:SchedulerOutput",
+        ("__dict__", "total_num_scheduled_tokens", "finished_req_ids"),
     ),
-    "blocks are allocated by": (KVCacheManager, ("allocate_slots",)),
-    "the KV buffer is placed by": (
-        KVCacheTensor,
-        ("size", "layers", "layer_stride", "block_stride", "offset"),
+    ("an idle engine is woken by", "vllm.v1.engine:EngineCoreRequestType", ("WAKEUP",)),
+    ("an idle engine is woken through", "vllm.v1.engine.core:EngineCoreProc", ("input_queue",)),
+    ("a loop that admits nothing rests while", "vllm.v1.engine.core:EngineCore", ("batch_queue",)),
+    ("an ending engine is told by", "vllm.v1.engine.core:EngineShutdownState", ("SHUTTING_DOWN",)),
+    ("steps are made by", _SCHEDULER, ("schedule", "has_requests", "shutdown", "get_request_counts")),
+    (
+        "requests are looked at through",
+        _SCHEDULER,
+        ("requests", "running", "waiting", "deferred_frees", "connector", "ec_connector"),
     ),
-    "the KV buffer's order is told by": (
-        KVCacheConfig,
+    (
+        "blocks are evicted through",
+        _POOL,
+        ("_maybe_evict_cached_block", "_notify_reuse", "_reuse_watchers"),
+    ),
+    ("blocks are cached through", _POOL, ("cache_full_blocks", "cache_partial_block", "move_block_hashes")),
+    ("blocks are handed out from", _POOL, ("blocks", "null_block", "free_block_queue", "num_gpu_blocks")),
+    ("free blocks are listed by", _FREE_LIST, ("popleft_n", "num_free_blocks")),
+    (
+        "blocks are allocated by",
+        _MANAGER,
+        ("allocate_slots", "block_pool", "coordinator", "watermark_blocks"),
+    ),
+    (
+        "the KV buffer is placed by",
+        "vllm.v1.kv_cache_interface:KVCacheTensor",
+        ("size", "layers", "layer_stride", "block_stride", "offset", "host_resident"),
+    ),
+    (
+        "the KV buffer's order is told by",
+        "vllm.v1.kv_cache_interface:KVCacheConfig",
         ("kv_cache_layout", "num_blocks", "kv_cache_tensors"),
     ),
-    "the KV buffer is allocated by": (Worker, ("_maybe_get_memory_pool_context", "initialize_from_config")),
-}
+    (
+        "the KV buffer's order is told by",
+        "vllm.v1.kv_cache_layout:KVCacheLayout",
+        ("is_block_compact", "is_block_outermost"),
+    ),
+    (
+        "the KV buffer is allocated by",
+        "vllm.v1.worker.cpu_worker:CPUWorker",
+        ("_maybe_get_memory_pool_context", "initialize_from_config", "execute_model", "shutdown"),
+    ),
+]
+
+# What differs. Requests that wait for anything but memory, and those that a scan passed over, are in:
+_PASSED_OVER = {"0.30": "skipped_waiting", "0.32": "deferred_waiting"}
 
 
-def check(config: VllmConfig) -> None:
-    """Raises SettingError, naming what does not fit and what to do."""
+def known() -> str:
+    """The installed version, MAJOR.MINOR. Raises SettingError for one that this kvquota does not know."""
     version = ".".join(vllm.__version__.split(".")[:2])
-    if version not in KNOWN:
+    if version not in _PASSED_OVER:
         raise SettingError(
-            f"vLLM {vllm.__version__} is not known to this kvquota: expected one of {', '.join(KNOWN)}; "
-            "unset KVQUOTA to run without elastic memory"
+            f"vLLM {vllm.__version__} is not known to this kvquota: expected one of "
+            f"{', '.join(_PASSED_OVER)}; set KVQUOTA=0 to run without elastic memory"
         )
-    problems = [*_missing(), *_unfit(config)]
-    if problems:
-        raise SettingError(f"vLLM {vllm.__version__} cannot run with kvquota: {'; '.join(problems)}")
+    return version
 
 
-def _missing() -> list[str]:
+def passed_over(scheduler: Any) -> Any:
+    """The waiting requests of a vLLM scheduler that may wait for more than memory."""
+    return getattr(scheduler, _PASSED_OVER[known()])
+
+
+def check() -> None:
+    """Raises SettingError, naming the seams that the installed version lacks."""
+    differing = ("what requests wait for is told by", _SCHEDULER, (_PASSED_OVER[known()],))
     problems = [
-        f"{seam} {owner.__name__}.{name}, which it lacks"
-        for seam, (owner, names) in _SEAMS.items()
-        for name in names
-        if not hasattr(owner, name) and name not in getattr(owner, "__annotations__", ())
+        f"{purpose} {owner.partition(':')[2]}.{name}, which it lacks"
+        for purpose, owner, names in (*_SEAMS, differing)
+        for name in _lacking(owner, names)
     ]
-    calls = [name for name in vars(FreeKVCacheBlockQueue) if not name.startswith("_")]
-    unmet = [name for name in calls if not hasattr(PageQueue, name)]
-    return problems + [f"its free list has {name}, which PageQueue lacks" for name in unmet]
+    calls = [name for name in dir(_find(_FREE_LIST)) if not name.startswith("_")]
+    unmet = _lacking("kvquota.native:PageQueue", calls)
+    _refuse(problems + [f"its free list has {name}, which PageQueue lacks" for name in unmet])
 
 
-def _unfit(config: VllmConfig) -> list[str]:
+def check_config(config: Any) -> None:
+    """Raises SettingError, naming what of a VllmConfig does not fit and what to do."""
+    from vllm.platforms import current_platform
+
     problems = []
     if not current_platform.is_cpu():
         problems.append(f"the platform is {current_platform.device_name}: expected cpu")
@@ -78,8 +115,36 @@ def _unfit(config: VllmConfig) -> list[str]:
         problems.append("HiSparse is on: it keeps blocks in a pool of its own; turn it off")
     scheduler = config.scheduler_config.get_scheduler_cls()
     if not scheduler.__module__.startswith(_PACKAGE):
-        problems.append(f"the scheduler is {scheduler.__qualname__}: give --scheduler-cls {_SCHEDULER}")
+        problems.append(
+            f"the scheduler is {scheduler.__qualname__}: give --scheduler-cls {_PACKAGE}KvquotaScheduler"
+        )
     worker = str(config.parallel_config.worker_cls)
     if not worker.startswith(_PACKAGE):
-        problems.append(f"the worker is {worker}: give --worker-cls {_WORKER}")
-    return problems
+        problems.append(f"the worker is {worker}: give --worker-cls {_PACKAGE}KvquotaWorker")
+    _refuse(problems)
+
+
+def _refuse(problems: list[str]) -> None:
+    if problems:
+        raise SettingError(
+            f"vLLM {vllm.__version__} cannot run with kvquota: {'; '.join(problems)}; "
+            "or set KVQUOTA=0 to run without elastic memory"
+        )
+
+
+def _lacking(owner: str, names: Iterable[str]) -> list[str]:
+    cls = _find(owner)
+    # What only its instances have is named by its constructor.
+    init = inspect.unwrap(getattr(cls, "__init__", object))
+    made = {
+        *getattr(cls, "__annotations__", ()),
+        *(init.__code__.co_names if inspect.isfunction(init) else ()),
+    }
+    return [name for name in names if not hasattr(cls, name) and name not in made]
+
+
+def _find(owner: str) -> Any:
+    try:
+        return resolve_name(owner)
+    except (ImportError, AttributeError):
+        return None

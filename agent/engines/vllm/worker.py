@@ -10,32 +10,23 @@ from kvquota.agent.engines.vllm.layout import COMMAND, Layout
 from kvquota.agent.rank_link import rank_address
 from kvquota.agent.rank_server import RankServer
 from kvquota.agent.settings import Settings
-from vllm.logger import init_logger
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-logger = init_logger(__name__)
-
 
 class KvquotaWorker(CPUWorker):
-    """vLLM's worker for CPU. Without KVQUOTA=1 it is only that."""
+    """vLLM's worker for CPU."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._settings = Settings.read(os.environ)
+        self._settings = Settings.required(os.environ)
         self._buffer: KvBuffer | None = None
         self._server: RankServer | None = None
-        if self._settings is None:
-            logger.warning("KVQUOTA is not 1: %s runs without kvquota", type(self).__name__)
-        else:
-            versions.check(self.vllm_config)
+        versions.check_config(self.vllm_config)
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         """As vLLM, with the KV cache over pages. Raises SettingError."""
-        if self._settings is None:
-            super().initialize_from_config(kv_cache_config)
-            return
         layout = Layout.of(kv_cache_config)
         self._buffer = buffer = KvBuffer(layout, self._settings.host_fill)
         arena = buffer.arena

@@ -1,6 +1,8 @@
 """What is refused before anything of vLLM is replaced, and how it is said."""
 
 import importlib
+import re
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +12,7 @@ from kvquota.agent.settings import SettingError
 pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("vllm_imported")]
 
 PACKAGE = "kvquota.agent.engines.vllm"
+NAMES = ["KvquotaScheduler", "KvquotaAsyncScheduler", "KvquotaWorker"]
 
 
 def config(scheduler: str = "KvquotaScheduler", worker: str = f"{PACKAGE}.KvquotaWorker", **more: Any) -> Any:
@@ -31,7 +34,8 @@ def config(scheduler: str = "KvquotaScheduler", worker: str = f"{PACKAGE}.Kvquot
 def check(*args: Any, **kwargs: Any) -> None:
     from kvquota.agent.engines.vllm import versions
 
-    versions.check(config(*args, **kwargs))
+    versions.check()
+    versions.check_config(config(*args, **kwargs))
 
 
 def test_the_installed_vllm_fits() -> None:
@@ -51,10 +55,38 @@ def test_what_touches_pages_outside_of_steps_is_refused() -> None:
         check(kv_transfer_config=object())
 
 
-def test_an_unknown_version_is_refused_with_those_that_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm.__version__", "0.99.1")
-    with pytest.raises(SettingError, match=r"vLLM 0\.99\.1 is not known .* one of 0\.32;"):
-        check()
+@pytest.mark.parametrize("version", ["0.24.0", "0.31.2", "0.33.0rc1", "1.30.0"])
+def test_an_unknown_version_is_refused_with_those_that_are_known(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvquota.agent.engines.vllm.plugin import register
+
+    monkeypatch.setattr("vllm.__version__", version)
+    monkeypatch.setenv("KVQUOTA", "1")
+    refused = rf"vLLM {re.escape(version)} is not known .* one of 0\.30, 0\.32; set KVQUOTA=0 to run without"
+    with pytest.raises(SettingError, match=refused):
+        register()
+    for name in NAMES:
+        with pytest.raises(SettingError, match=refused):
+            getattr(importlib.import_module(PACKAGE), name)
+
+
+@pytest.mark.parametrize("version", ["0.24.0", "0.32.0"])
+def test_without_kvquota_the_flags_name_vllms_own_classes(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.worker.cpu_worker import CPUWorker
+
+    monkeypatch.setattr("vllm.__version__", version)
+    package = importlib.import_module(PACKAGE)
+    for value in (None, "0"):
+        if value is None:
+            monkeypatch.delenv("KVQUOTA", raising=False)
+        else:
+            monkeypatch.setenv("KVQUOTA", value)
+        assert [getattr(package, name) for name in NAMES] == [Scheduler, AsyncScheduler, CPUWorker]
 
 
 def test_a_seam_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,6 +94,34 @@ def test_a_seam_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.delattr(BlockPool, "_maybe_evict_cached_block")
     with pytest.raises(SettingError, match=r"evicted through BlockPool\._maybe_evict_cached_block"):
+        check()
+
+
+def test_a_seam_of_instances_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    def __init__(self: Any) -> None:  # noqa: N807
+        self.running = []
+
+    monkeypatch.setattr(Scheduler, "__init__", __init__)
+    with pytest.raises(
+        SettingError, match=r"looked at through Scheduler\.requests, which it lacks"
+    ) as caught:
+        check()
+    assert "Scheduler.running" not in str(caught.value)
+
+
+def test_a_module_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm.v1.kv_cache_layout", None)
+    with pytest.raises(SettingError, match=r"told by KVCacheLayout\.is_block_compact"):
+        check()
+
+
+def test_a_call_of_the_free_list_that_ours_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
+
+    monkeypatch.setattr(FreeKVCacheBlockQueue, "popright", FreeKVCacheBlockQueue.popleft, raising=False)
+    with pytest.raises(SettingError, match="its free list has popright, which PageQueue lacks"):
         check()
 
 
