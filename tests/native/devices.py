@@ -68,7 +68,18 @@ class Cuda:
         self._cupy = cuda.cupy_driver()
         self._context = cuda.devicePrimaryCtxRetain(0)
         self._library = ctypes.CDLL("libcuda.so.1")
+        self._warm_up()
         self._free = self.driver.mem_get_info()[0]
+
+    def _warm_up(self) -> None:
+        """Let a GPU take now what it takes once, beside a first granule's memory."""
+        granule = self.driver.granularity
+        address, handle = self.driver.address_reserve(granule), self.driver.mem_create(granule)
+        self.driver.mem_map(address, granule, handle)
+        self.driver.mem_set_access(address, granule)
+        self.driver.mem_unmap(address, granule)
+        self.driver.mem_release(handle)
+        self.driver.address_free(address, granule)
 
     def taken(self) -> int:
         return self._free - self.driver.mem_get_info()[0]
