@@ -203,9 +203,11 @@ class Arena:
 class PageQueue:
     """A block free list that is also balloon, occupancy and victim index. See native/include/page_queue.h.
 
-    `blocks[i].block_id == i`; `pages[p]` = (first, end) of the blocks of page p. A block is withheld, used or
-    free. ValueError names a block or page that a call does not fit (a double free, a used block removed), and
-    then nothing has changed.
+    `blocks`: of one class, with `block_id` and `ref_cnt` in its __slots__; `blocks[i].block_id == i`.
+    `pages[p]` = (first, end) of the blocks of page p. A block is withheld, used or free. A withheld block
+    looks like one that a request holds: the queue sets its `ref_cnt` to 1, and to 0 when it comes into
+    circulation; from there on the engine counts. ValueError names a block or page that a call does not fit
+    (a double free, a used block removed), and then nothing has changed.
     """
 
     def __init__(self, blocks: Sequence[Any], pages: Sequence[tuple[int, int]]) -> None: ...
@@ -221,10 +223,16 @@ class PageQueue:
     def append_n(self, blocks: Sequence[Any], /) -> None: ...
     def prepend_n(self, blocks: Sequence[Any], /) -> None: ...
     def get_all_free_blocks(self) -> list[Any]:
-        """Free blocks in circulation, in the order in which they would be handed out."""
+        """Free blocks in circulation, in the order in which they would be handed out.
+
+        Not those of draining pages, which hold nothing of the prefix cache.
+        """
 
     def iter_blocks_after(self, cursor: Any | None, /) -> Iterator[Any]:
-        """As get_all_free_blocks, from behind `cursor`; ends at once where that is not free."""
+        """As get_all_free_blocks, from behind `cursor`; ends at once where that is not free.
+
+        Where `cursor` came to lie in a draining page it begins again.
+        """
     # The balloon's side.
     for_running: bool
     """Whether the next blocks are for requests that run already: they may have those of draining pages."""
@@ -272,7 +280,10 @@ class PageQueue:
         """Free blocks there would be with every page in circulation."""
 
     def check(self) -> None:
-        """Walk everything. AssertionError where the books do not add up."""
+        """Walk everything. AssertionError where the books do not add up.
+
+        Nor may a withheld block's `ref_cnt` be other than 1, or a free block's other than 0.
+        """
 
 @final
 class Desired:

@@ -5,7 +5,7 @@
 // block is uncached or cached, and lies in one of three lists: uncached, cached (least recently used first),
 // or, whatever it is, that of the draining pages. They are handed out in this order: uncached, then the
 // blocks of a page that the queue may grow, then cached, and at last, for running requests only, those of
-// draining pages.
+// draining pages. A withheld block is the balloon's, which holds it as a request holds a used one.
 #pragma once
 
 #include <cstddef>
@@ -61,7 +61,8 @@ class PageQueue {
   // `cached`: to the tail of the cached list, in order; else to the head of the uncached one, in order.
   void free(const int32_t* blocks, std::size_t count, bool cached);
   // The free block handed out after `block` (-1: the first); -1 at the end, or where `block` is not free.
-  // What growable pages hold is not in circulation and is passed over.
+  // Passes over what growable pages hold, which is not in circulation, and the blocks of draining pages: from
+  // one of those it begins again.
   int32_t after(int32_t block) const;
 
   // At most `pages` may be grown from now on, until the next call.
@@ -70,7 +71,7 @@ class PageQueue {
   void put(int32_t page);
   // Pages grown since the last call.
   std::vector<int32_t> grown() { return std::exchange(grown_, {}); }
-  bool has_grown() const { return !grown_.empty(); }
+  const std::vector<int32_t>& newly_grown() const { return grown_; }
   // Up to `count` pages without a used block: empty ones first, the highest first, so that what stays is
   // packed low; then those with cached blocks, the one that was freed to the longest ago first.
   std::vector<int32_t> victims(int64_t count) const;
@@ -83,6 +84,9 @@ class PageQueue {
   // of them.
   std::vector<int32_t> drain(int64_t count, const std::vector<int32_t>& keep);
   bool is_draining(int32_t block) const;
+  bool is_withheld(int32_t block) const { return nodes_[block].state == State::kWithheld; }
+  bool is_free(int32_t block) const { return is_free(nodes_[block]); }
+  Range blocks_of(int32_t page) const { return {at(page).first, at(page).end}; }
   // Pages in circulation; `draining` is a part of `pinned`.
   Usage usage() const { return {classes_[kPinned], classes_[kEvictable], classes_[kEmpty], draining_pages_}; }
   int32_t used_blocks(int32_t page) const { return at(page).used; }

@@ -4,7 +4,6 @@
 #include <structmember.h>
 
 #include <memory>
-#include <new>
 #include <string>
 #include <vector>
 
@@ -16,338 +15,62 @@ namespace py = pybind11;
 namespace kvquota {
 namespace {
 
-PyObject* block_id_name = nullptr;
+PyObject* no_reference = nullptr;
+PyObject* one_reference = nullptr;
 
-QueueObject* as_queue(PyObject* self) { return reinterpret_cast<QueueObject*>(self); }
-
-template <typename Body>
-PyObject* guarded(Body body) {
-  try {
-    return body();
-  } catch (const PageQueue::Corrupt& error) {
-    PyErr_SetString(PyExc_AssertionError, error.what());
-  } catch (const std::invalid_argument& error) {
-    PyErr_SetString(PyExc_ValueError, error.what());
-  } catch (const std::bad_alloc&) {
-    PyErr_NoMemory();
+void set_references(QueueObject* self, PageQueue::Range blocks, PyObject* number) {
+  for (int32_t i = blocks.first; i < blocks.second; ++i) {
+    PyObject*& references = in_slot(PyTuple_GET_ITEM(self->blocks, i), self->references_offset);
+    PyObject* before = references;
+    Py_INCREF(number);
+    references = number;
+    Py_XDECREF(before);
   }
-  return nullptr;
 }
 
-// The index of a block of this queue; -1 with an exception set for anything else.
-int32_t index_of(QueueObject* self, PyObject* block) {
-  PyObject* value = nullptr;
-  if (Py_TYPE(block) == self->block_type) {
-    value = *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(block) + self->id_offset);
-    Py_XINCREF(value);
-  }
-  if (value == nullptr) value = PyObject_GetAttr(block, block_id_name);
-  if (value == nullptr) return -1;
-  const long index = PyLong_AsLong(value);
-  Py_DECREF(value);
-  if (index == -1 && PyErr_Occurred() != nullptr) return -1;
-  if (index < 0 || index >= PyTuple_GET_SIZE(self->blocks) ||
-      PyTuple_GET_ITEM(self->blocks, index) != block) {
-    PyErr_Format(PyExc_ValueError, "%R is no block of this queue", block);
-    return -1;
-  }
-  return static_cast<int32_t>(index);
-}
-
-bool to_page(PyObject* value, int32_t& page) {
-  const long number = PyLong_AsLong(value);
-  if (number == -1 && PyErr_Occurred() != nullptr) return false;
-  if (number < 0 || number > INT32_MAX) {
-    PyErr_Format(PyExc_ValueError, "no page %ld", number);
-    return false;
-  }
-  page = static_cast<int32_t>(number);
-  return true;
-}
-
-PyObject* to_list(const std::vector<int32_t>& numbers) {
-  PyObject* list = PyList_New(static_cast<Py_ssize_t>(numbers.size()));
-  for (std::size_t i = 0; list != nullptr && i < numbers.size(); ++i) {
-    PyObject* number = PyLong_FromLong(numbers[i]);
-    if (number == nullptr)
-      Py_CLEAR(list);
-    else
-      PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i), number);
-  }
-  return list;
-}
-
-bool available(QueueObject* self, Py_ssize_t count) {
-  if (count >= 0 && count <= self->queue->num_free()) return true;
-  PyErr_Format(PyExc_ValueError, "cannot hand out %zd blocks: %lld are free", count,
-               static_cast<long long>(self->queue->num_free()));
-  return false;
-}
-
-PyObject* popleft(PyObject* object, PyObject*) {
-  QueueObject* self = as_queue(object);
-  if (!available(self, 1)) return nullptr;
-  return guarded([&] {
-    PyObject* popped = nullptr;
-    self->queue->pop(1, [&](int32_t block) { popped = block_at(self, block); });
-    return popped;
-  });
-}
-
-PyObject* popleft_n(PyObject* object, PyObject* argument) {
-  QueueObject* self = as_queue(object);
-  const Py_ssize_t count = PyLong_AsSsize_t(argument);
-  if (count == -1 && PyErr_Occurred() != nullptr) return nullptr;
-  if (!available(self, count)) return nullptr;
-  PyObject* popped = PyList_New(count);
-  if (popped == nullptr) return nullptr;
-  // Making the list may have run the garbage collector, and with it code that uses this queue.
-  if (!available(self, count)) {
-    Py_DECREF(popped);
-    return nullptr;
-  }
-  return guarded([&] {
-    Py_ssize_t i = 0;
-    self->queue->pop(count, [&](int32_t block) { PyList_SET_ITEM(popped, i++, block_at(self, block)); });
-    return popped;
-  });
-}
-
-PyObject* remove(PyObject* object, PyObject* block) {
-  QueueObject* self = as_queue(object);
-  const int32_t index = index_of(self, block);
-  if (index < 0) return nullptr;
-  return guarded([&] {
-    self->queue->remove(index);
-    Py_RETURN_NONE;
-  });
-}
-
-PyObject* append(PyObject* object, PyObject* block) {
-  QueueObject* self = as_queue(object);
-  const int32_t index = index_of(self, block);
-  if (index < 0) return nullptr;
-  return guarded([&] {
-    self->queue->free(&index, 1, true);
-    Py_RETURN_NONE;
-  });
-}
-
-PyObject* free_all(QueueObject* self, PyObject* blocks, bool cached) {
-  PyObject* sequence = PySequence_Fast(blocks, "expected a sequence of blocks");
-  if (sequence == nullptr) return nullptr;
-  PyObject* result = guarded([&]() -> PyObject* {
-    int32_t few[64];
-    std::vector<int32_t> many;
-    int32_t* indices = few;
-    const Py_ssize_t count = PySequence_Fast_GET_SIZE(sequence);
-    if (count > 64) {
-      many.resize(static_cast<std::size_t>(count));
-      indices = many.data();
-    }
-    for (Py_ssize_t i = 0; i < count; ++i) {
-      // Looking a block up may run Python code, which may shorten the list.
-      if (i >= PySequence_Fast_GET_SIZE(sequence)) {
-        throw std::invalid_argument("the list of blocks changed while it was read");
-      }
-      PyObject* block = PySequence_Fast_GET_ITEM(sequence, i);
-      Py_INCREF(block);
-      indices[i] = index_of(self, block);
-      Py_DECREF(block);
-      if (indices[i] < 0) return nullptr;
-    }
-    self->queue->free(indices, static_cast<std::size_t>(count), cached);
-    Py_RETURN_NONE;
-  });
-  Py_DECREF(sequence);
-  return result;
-}
-
-PyObject* append_n(PyObject* self, PyObject* blocks) { return free_all(as_queue(self), blocks, true); }
-
-PyObject* prepend_n(PyObject* self, PyObject* blocks) { return free_all(as_queue(self), blocks, false); }
-
-PyObject* get_all_free_blocks(PyObject* object, PyObject*) {
-  QueueObject* self = as_queue(object);
-  return guarded([&] {
-    std::vector<int32_t> indices;
-    for (int32_t i = self->queue->after(-1); i >= 0; i = self->queue->after(i)) indices.push_back(i);
-    PyObject* list = PyList_New(static_cast<Py_ssize_t>(indices.size()));
-    for (std::size_t i = 0; list != nullptr && i < indices.size(); ++i) {
-      PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i), block_at(self, indices[i]));
-    }
-    return list;
-  });
-}
-
-PyObject* iter_blocks_after(PyObject* object, PyObject* cursor) {
-  QueueObject* self = as_queue(object);
-  int32_t index = -1;
-  if (cursor != Py_None) {
-    index = index_of(self, cursor);
-    if (index < 0) return nullptr;
-  }
-  return iterate_after(self, index);
-}
-
-PyObject* allow(PyObject* self, PyObject* argument) {
-  const Py_ssize_t pages = PyLong_AsSsize_t(argument);
-  if (pages == -1 && PyErr_Occurred() != nullptr) return nullptr;
-  return guarded([&] {
-    as_queue(self)->queue->allow(pages);
-    Py_RETURN_NONE;
-  });
-}
-
-PyObject* put(PyObject* self, PyObject* argument) {
-  int32_t page = 0;
-  if (!to_page(argument, page)) return nullptr;
-  return guarded([&] {
-    as_queue(self)->queue->put(page);
-    Py_RETURN_NONE;
-  });
-}
-
-PyObject* give(PyObject* self, PyObject* argument) {
-  int32_t page = 0;
-  if (!to_page(argument, page)) return nullptr;
-  return guarded([&] {
-    as_queue(self)->queue->give(page);
-    Py_RETURN_NONE;
-  });
-}
-
-PyObject* grown(PyObject* self, PyObject*) {
-  if (!as_queue(self)->queue->has_grown()) return PyList_New(0);
-  return guarded([&] { return to_list(as_queue(self)->queue->grown()); });
-}
-
-PyObject* victims(PyObject* self, PyObject* argument) {
-  const Py_ssize_t count = PyLong_AsSsize_t(argument);
-  if (count == -1 && PyErr_Occurred() != nullptr) return nullptr;
-  return guarded([&] { return to_list(as_queue(self)->queue->victims(count)); });
-}
-
-PyObject* take(PyObject* object, PyObject* argument) {
-  QueueObject* self = as_queue(object);
-  int32_t page = 0;
-  if (!to_page(argument, page)) return nullptr;
-  return guarded([&] {
-    const std::vector<int32_t> cached = self->queue->take(page);
-    PyObject* list = PyList_New(static_cast<Py_ssize_t>(cached.size()));
-    for (std::size_t i = 0; list != nullptr && i < cached.size(); ++i) {
-      PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i), block_at(self, cached[i]));
-    }
-    return list;
-  });
-}
-
-PyObject* drain(PyObject* self, PyObject* arguments, PyObject* keywords) {
-  static const char* names[] = {"count", "keep", nullptr};
-  Py_ssize_t count = 0;
-  PyObject* keep = nullptr;
-  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "n|O:drain", const_cast<char**>(names), &count,
-                                   &keep)) {
-    return nullptr;
-  }
-  std::vector<int32_t> kept;
-  if (keep != nullptr) {
-    PyObject* sequence = PySequence_Fast(keep, "keep: expected a sequence of pages");
-    if (sequence == nullptr) return nullptr;
-    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(sequence); ++i) {
-      kept.push_back(0);
-      if (!to_page(PySequence_Fast_GET_ITEM(sequence, i), kept.back())) {
-        Py_DECREF(sequence);
-        return nullptr;
-      }
-    }
-    Py_DECREF(sequence);
-  }
-  return guarded([&] { return to_list(as_queue(self)->queue->drain(count, kept)); });
-}
-
-PyObject* is_draining(PyObject* object, PyObject* block) {
-  const int32_t index = index_of(as_queue(object), block);
-  if (index < 0) return nullptr;
-  return PyBool_FromLong(as_queue(object)->queue->is_draining(index));
-}
-
-PyObject* usage(PyObject* self, PyObject*) {
-  const PageQueue::Usage usage = as_queue(self)->queue->usage();
-  return Py_BuildValue("(LLLL)", static_cast<long long>(usage.pinned),
-                       static_cast<long long>(usage.evictable), static_cast<long long>(usage.empty),
-                       static_cast<long long>(usage.draining));
-}
-
-PyObject* used_blocks(PyObject* self, PyObject* argument) {
-  int32_t page = 0;
-  if (!to_page(argument, page)) return nullptr;
-  return guarded([&] { return PyLong_FromLong(as_queue(self)->queue->used_blocks(page)); });
-}
-
-PyObject* in_circulation(PyObject* self, PyObject* argument) {
-  int32_t page = 0;
-  if (!to_page(argument, page)) return nullptr;
-  return guarded([&] { return PyBool_FromLong(as_queue(self)->queue->in_circulation(page)); });
-}
-
-PyObject* check(PyObject* self, PyObject*) {
-  return guarded([&] {
-    as_queue(self)->queue->check();
-    Py_RETURN_NONE;
-  });
-}
-
-PyObject* num_free_blocks(PyObject* self, void*) {
-  return PyLong_FromLongLong(as_queue(self)->queue->num_free());
-}
-
-PyObject* num_used_blocks(PyObject* self, void*) {
-  return PyLong_FromLongLong(as_queue(self)->queue->num_used());
-}
-
-PyObject* num_uncached_blocks(PyObject* self, void*) {
-  return PyLong_FromLongLong(as_queue(self)->queue->num_uncached());
-}
-
-PyObject* max_free_blocks(PyObject* self, void*) {
-  return PyLong_FromLongLong(as_queue(self)->queue->max_free());
-}
-
-PyObject* for_running(PyObject* self, void*) { return PyBool_FromLong(as_queue(self)->queue->for_running); }
-
-int set_for_running(PyObject* self, PyObject* value, void*) {
-  if (value == nullptr || !PyBool_Check(value)) {
-    PyErr_SetString(PyExc_TypeError, "for_running: expected a bool");
-    return -1;
-  }
-  as_queue(self)->queue->for_running = value == Py_True;
-  return 0;
-}
-
-// Where every block is of one class that keeps `block_id` in a slot, the slot is read without a look-up.
-void find_slot(QueueObject* self) {
-  self->block_type = nullptr;
-  const Py_ssize_t count = PyTuple_GET_SIZE(self->blocks);
-  if (count == 0) return;
-  PyTypeObject* type = Py_TYPE(PyTuple_GET_ITEM(self->blocks, 0));
-  for (Py_ssize_t i = 1; i < count; ++i) {
-    if (Py_TYPE(PyTuple_GET_ITEM(self->blocks, i)) != type) return;
-  }
-  PyObject* descriptor = PyObject_GetAttr(reinterpret_cast<PyObject*>(type), block_id_name);
+// Where an instance of `type` keeps `name`; -1 where that is not a slot.
+Py_ssize_t slot_offset(PyTypeObject* type, const char* name) {
+  PyObject* descriptor = PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), name);
   if (descriptor == nullptr) {
     PyErr_Clear();
-    return;
+    return -1;
   }
+  Py_ssize_t offset = -1;
   if (Py_TYPE(descriptor) == &PyMemberDescr_Type && PyType_IsSubtype(type, PyDescr_TYPE(descriptor))) {
     const PyMemberDef* member = reinterpret_cast<PyMemberDescrObject*>(descriptor)->d_member;
-    if (member->type == T_OBJECT_EX) {
-      Py_INCREF(type);
-      self->block_type = type;
-      self->id_offset = member->offset;
-    }
+    if (member->type == T_OBJECT_EX) offset = member->offset;
   }
   Py_DECREF(descriptor);
+  return offset;
+}
+
+// Reads what the queue must know of its blocks. False with an exception set where they do not fit.
+bool learn_blocks(QueueObject* self) {
+  const Py_ssize_t count = PyTuple_GET_SIZE(self->blocks);
+  if (count == 0) return true;
+  PyTypeObject* type = Py_TYPE(PyTuple_GET_ITEM(self->blocks, 0));
+  self->id_offset = slot_offset(type, "block_id");
+  self->references_offset = slot_offset(type, "ref_cnt");
+  if (self->id_offset < 0 || self->references_offset < 0) {
+    PyErr_Format(PyExc_TypeError, "blocks: expected a class with block_id and ref_cnt in __slots__, got %R",
+                 type);
+    return false;
+  }
+  Py_INCREF(type);
+  self->block_type = type;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* block = PyTuple_GET_ITEM(self->blocks, i);
+    if (Py_TYPE(block) != type) {
+      PyErr_Format(PyExc_TypeError, "blocks: expected all of one class, got %R among %R", block, type);
+      return false;
+    }
+    if (index_of(self, block) != i) {
+      PyErr_Clear();
+      PyErr_Format(PyExc_ValueError, "%R at index %zd: expected the block with block_id %zd", block, i, i);
+      return false;
+    }
+  }
+  return true;
 }
 
 PyObject* queue_new(PyTypeObject* type, PyObject* arguments, PyObject* keywords) {
@@ -382,17 +105,11 @@ PyObject* queue_new(PyTypeObject* type, PyObject* arguments, PyObject* keywords)
   QueueObject* self = as_queue(object);
   self->queue = queue.release();
   self->blocks = kept;
-  find_slot(self);
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    PyObject* block = PyTuple_GET_ITEM(kept, i);
-    if (index_of(self, block) != i) {
-      if (PyErr_Occurred() == nullptr || PyErr_ExceptionMatches(PyExc_ValueError) != 0) {
-        PyErr_Format(PyExc_ValueError, "%R at index %zd: expected the block with block_id %zd", block, i, i);
-      }
-      Py_DECREF(object);
-      return nullptr;
-    }
+  if (!learn_blocks(self)) {
+    Py_DECREF(object);
+    return nullptr;
   }
+  hold(self, {0, static_cast<int32_t>(count)});
   return object;
 }
 
@@ -416,53 +133,54 @@ void queue_dealloc(PyObject* object) {
   Py_DECREF(type);
 }
 
-PyMethodDef queue_methods[] = {
-    {"popleft", popleft, METH_NOARGS, nullptr},
-    {"popleft_n", popleft_n, METH_O, nullptr},
-    {"remove", remove, METH_O, nullptr},
-    {"append", append, METH_O, nullptr},
-    {"append_n", append_n, METH_O, nullptr},
-    {"prepend_n", prepend_n, METH_O, nullptr},
-    {"get_all_free_blocks", get_all_free_blocks, METH_NOARGS, nullptr},
-    {"iter_blocks_after", iter_blocks_after, METH_O, nullptr},
-    {"allow", allow, METH_O, nullptr},
-    {"put", put, METH_O, nullptr},
-    {"grown", grown, METH_NOARGS, nullptr},
-    {"victims", victims, METH_O, nullptr},
-    {"take", take, METH_O, nullptr},
-    {"give", give, METH_O, nullptr},
-    {"drain", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(drain)),
-     METH_VARARGS | METH_KEYWORDS, nullptr},
-    {"is_draining", is_draining, METH_O, nullptr},
-    {"usage", usage, METH_NOARGS, nullptr},
-    {"used_blocks", used_blocks, METH_O, nullptr},
-    {"in_circulation", in_circulation, METH_O, nullptr},
-    {"check", check, METH_NOARGS, nullptr},
-    {nullptr, nullptr, 0, nullptr},
-};
-
-PyGetSetDef queue_properties[] = {
-    {"num_free_blocks", num_free_blocks, nullptr, nullptr, nullptr},
-    {"num_uncached_blocks", num_uncached_blocks, nullptr, nullptr, nullptr},
-    {"num_used_blocks", num_used_blocks, nullptr, nullptr, nullptr},
-    {"max_free_blocks", max_free_blocks, nullptr, nullptr, nullptr},
-    {"for_running", for_running, set_for_running, nullptr, nullptr},
-    {nullptr, nullptr, nullptr, nullptr, nullptr},
-};
-
 PyType_Slot queue_slots[] = {
     {Py_tp_new, slot(queue_new)},           {Py_tp_dealloc, slot(queue_dealloc)},
-    {Py_tp_traverse, slot(queue_traverse)}, {Py_tp_methods, queue_methods},
-    {Py_tp_getset, queue_properties},       {0, nullptr},
+    {Py_tp_traverse, slot(queue_traverse)}, {Py_tp_methods, nullptr},
+    {Py_tp_getset, nullptr},                {0, nullptr},
 };
 
 PyType_Spec queue_spec = {"kvquota.native._native.PageQueue", sizeof(QueueObject), 0, kQueueFlags, queue_slots};
+
+// Both tables as one, which lives as long as the type: for ever.
+template <typename Entry>
+void* join(const std::vector<Entry>& first, const std::vector<Entry>& second) {
+  static std::vector<Entry> joined;
+  joined = first;
+  joined.insert(joined.end(), second.begin(), second.end());
+  joined.push_back({});
+  return joined.data();
+}
+
 }  // namespace
 
+void hold(QueueObject* self, PageQueue::Range blocks) { set_references(self, blocks, one_reference); }
+
+void let_go(QueueObject* self, PageQueue::Range blocks) { set_references(self, blocks, no_reference); }
+
+void check_references(QueueObject* self) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self->blocks); ++i) {
+    const auto block = static_cast<int32_t>(i);
+    const bool withheld = self->queue->is_withheld(block);
+    if (!withheld && !self->queue->is_free(block)) continue;
+    PyObject* number = in_slot(PyTuple_GET_ITEM(self->blocks, i), self->references_offset);
+    int overflow = 0;
+    const long references =
+        number != nullptr && PyLong_Check(number) ? PyLong_AsLongAndOverflow(number, &overflow) : -1;
+    if (references != withheld) {
+      throw PageQueue::Corrupt("block " + std::to_string(i) + (withheld ? " is withheld" : " is free") +
+                               ": ref_cnt " + std::to_string(references) + ", expected " +
+                               std::to_string(withheld));
+    }
+  }
+}
+
 void bind_queue(py::module_& m) {
-  block_id_name = PyUnicode_InternFromString("block_id");
-  if (block_id_name == nullptr) throw py::error_already_set();
+  no_reference = PyLong_FromLong(0);
+  one_reference = PyLong_FromLong(1);
+  if (no_reference == nullptr || one_reference == nullptr) throw py::error_already_set();
   make_iterator_type();
+  queue_slots[3].pfunc = join(kEngineMethods, kBalloonMethods);
+  queue_slots[4].pfunc = join(kEngineProperties, kBalloonProperties);
   m.attr("PageQueue") = py::reinterpret_steal<py::object>(make_type(queue_spec));
 }
 

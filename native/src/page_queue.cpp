@@ -90,15 +90,16 @@ int32_t PageQueue::after(int32_t block) const {
   if (block >= 0) {
     const Node& node = nodes_[block];
     if (!is_free(node)) return -1;
-    list = &list_of(node);
-    next = node.next;
+    if (&list_of(node) != &draining_) {
+      list = &list_of(node);
+      next = node.next;
+    }
   }
-  while (next == list->sentinel) {
-    if (list == &draining_ || (list == &cached_ && !for_running)) return -1;
-    list = list == &uncached_ ? &cached_ : &draining_;
-    next = nodes_[list->sentinel].next;
+  if (next == uncached_.sentinel) {
+    list = &cached_;
+    next = nodes_[cached_.sentinel].next;
   }
-  return next;
+  return next == list->sentinel ? -1 : next;
 }
 
 void PageQueue::allow(int64_t pages) {

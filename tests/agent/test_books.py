@@ -31,8 +31,11 @@ TIMEOUT = 10.0
 
 
 class Block:
+    __slots__ = ("block_id", "key", "ref_cnt")
+
     def __init__(self, block_id: int) -> None:
         self.block_id = block_id
+        self.ref_cnt = 0
         self.key: int | None = None
 
 
@@ -109,6 +112,7 @@ class Pool:
         for block in self.queue.popleft_n(count):
             assert block.block_id not in self.used, "a block handed out twice"
             assert block.block_id % BLOCKS != BLOCKS - 1, "a straddling block handed out"
+            assert block.ref_cnt == 0
             self.forget(block)
             self.used[block.block_id] = block
 

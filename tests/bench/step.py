@@ -28,10 +28,11 @@ _LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06
 
 
 class Block:
-    __slots__ = ("block_id",)
+    __slots__ = ("block_id", "ref_cnt")
 
     def __init__(self, block_id: int) -> None:
         self.block_id = block_id
+        self.ref_cnt = 0
 
 
 class BenchAdapter:

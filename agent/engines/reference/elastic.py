@@ -90,3 +90,4 @@ class Elastic:
         self._scheduler.forget(blocks)
         for block in blocks:
             self._scheduler.queue.remove(block)
+            block.ref_cnt = 1

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from kvquota.native import PageQueue
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Block:
-    """One KV block: how many running requests use it, and its digest where the prefix cache knows it."""
+    """One KV block: how many requests (or the balloon) hold it, and its digest in the prefix cache."""
 
     block_id: int
-    users: int = 0
+    ref_cnt: int = 0
     digest: bytes | None = None
 
 
@@ -134,7 +134,7 @@ class Scheduler:
             if block.digest is not None:
                 del self.cached[block.digest]
                 block.digest = None
-                self.idle_cached -= not block.users
+                self.idle_cached -= not block.ref_cnt
         return len(known)
 
     @property
@@ -190,7 +190,7 @@ class Scheduler:
 
     def _admit(self, request: Request) -> bool:
         hits = self._hits(request)
-        free = [block for block in hits if not block.users]
+        free = [block for block in hits if not block.ref_cnt]
         count = self._short(request) - len(hits)
         if count + len(free) > self.queue.num_free_blocks:
             self.refused += 1
@@ -199,7 +199,7 @@ class Scheduler:
             self.queue.remove(block)
         self.idle_cached -= len(free)
         for block in hits:
-            block.users += 1
+            block.ref_cnt += 1
         request.blocks = hits + self._allocate(count)
         request.computed = len(hits) * self.block_tokens
         if not request.preemptions:
@@ -210,15 +210,15 @@ class Scheduler:
         blocks: list[Block] = self.queue.popleft_n(count)
         self.forget(blocks)
         for block in blocks:
-            block.users = 1
+            block.ref_cnt = 1
         return blocks
 
     def _free(self, request: Request) -> None:
         # The end of a prefix goes before its beginning: without its beginning it cannot be found.
         idle = []
         for block in reversed(request.blocks):
-            block.users -= 1
-            if not block.users:
+            block.ref_cnt -= 1
+            if not block.ref_cnt:
                 idle.append(block)
         self.queue.prepend_n([block for block in idle if block.digest is None])
         known = [block for block in idle if block.digest is not None]

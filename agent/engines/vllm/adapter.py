@@ -42,9 +42,11 @@ class VllmAdapter:
         victims = self._queue.victims(pages)
         for page in victims:
             cached = self._queue.take(page)
-            # Blocks that were unpinned are read until they are reused; the pool calls their readers off.
+            # Blocks that were unpinned are read until they are reused; the pool calls their readers off. One
+            # that a request held longer, and that was never cached, is read too.
             if self._pool._reuse_watchers:
-                self._pool._notify_reuse(cached)
+                first, end = self._ranges[page]
+                self._pool._notify_reuse(self._pool.blocks[first:end])
             self._evict(cached)
         return victims
 

@@ -10,7 +10,7 @@ from vllm.v1.request import Request, RequestStatus
 
 
 class ElasticBlockPool(BlockPool):
-    """A pool whose blocks come and go with their pages: a withheld block is in no list and has no hash."""
+    """A pool whose blocks come and go with their pages. A withheld block looks held, and has no hash."""
 
     free_block_queue: PageQueue
     adapter: VllmAdapter

@@ -1,8 +1,9 @@
 """vLLM's own block pool over a PageQueue: what is taken and drained leaves it as vLLM's own evictions do."""
 
 import pytest
+from kvquota.agent.geometry import Geometry
 
-from tests.support.vllm_pool import BLOCK_TOKENS, GEOMETRY, PAGE_BLOCKS, PAGES, Rig
+from tests.support.vllm_pool import BLOCK_TOKENS, GEOMETRY, MIB, PAGE_BLOCKS, PAGES, Rig
 
 pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("vllm_imported")]
 
@@ -145,10 +146,86 @@ def test_free_blocks_are_walked_in_the_order_in_which_they_are_handed_out() -> N
     walked = list(rig.queue.iter_blocks_after(None))
     assert walked == rig.queue.get_all_free_blocks()
     assert list(rig.queue.iter_blocks_after(walked[4])) == walked[5:]
-    rig.queue.for_running = True
     assert rig.pool.get_new_blocks(len(walked)) == walked
     # A block that is not free has nothing behind it.
     assert list(rig.queue.iter_blocks_after(walked[0])) == []
+
+
+def test_a_withheld_block_looks_held_until_its_page_grows_again() -> None:
+    rig = Rig(circulating=1)
+    pool = rig.pool
+    assert pool.null_block.ref_cnt == 0
+    free = PAGE_BLOCKS - 1
+    assert [block.ref_cnt for block in pool.blocks] == [0] * PAGE_BLOCKS + [1] * 3 * PAGE_BLOCKS
+    rig.queue.allow(1)
+    # vLLM takes the reference itself, of blocks of the page in circulation and of the one that grows.
+    used = rig.use(free + 1)
+    assert [block.ref_cnt for block in used] == [1] * len(used)
+    assert rig.queue.grown() == [1]
+    pool.free_blocks(used)
+    (page,) = rig.adapter.take(1)
+    assert page == 1
+    withheld = pool.blocks[PAGE_BLOCKS : 2 * PAGE_BLOCKS]
+    assert [block.ref_cnt for block in withheld] == [1] * PAGE_BLOCKS
+    assert all(block.block_hash is None for block in withheld)
+    rig.adapter.give([page])
+    rig.queue.allow(1)
+    again = pool.get_new_blocks(free + 1)
+    assert [block.ref_cnt for block in again] == [1] * len(again)
+    pool.free_blocks(again)
+    rig.queue.check()
+
+
+def test_a_block_that_straddles_two_pages_looks_held_for_ever() -> None:
+    geometry = Geometry(unit=MIB + MIB // 16, span=16 * MIB, blocks=64)
+    rig = Rig(geometry, circulating=geometry.pages)
+    inside = {number for first, end in geometry.ranges() for number in range(first, end)}
+    straddlers = [block for block in rig.pool.blocks if block.block_id not in inside]
+    assert straddlers
+    for _ in range(3):
+        rig.pool.free_blocks(rig.use(len(inside) - 1))
+        pages = rig.adapter.take(geometry.pages)
+        rig.adapter.give(pages)
+        for page in pages:
+            rig.queue.put(page)
+        assert [block.ref_cnt for block in straddlers] == [1] * len(straddlers)
+        rig.queue.check()
+
+
+def test_an_offload_cursor_on_a_block_that_was_taken_is_seen_to_be_stale() -> None:
+    rig = Rig()
+    rig.pool.free_blocks(rig.use(PAGES * PAGE_BLOCKS - 1))
+    cursor = rig.queue.get_all_free_blocks()[-1]
+    assert cursor.ref_cnt == 0
+    assert set(rig.adapter.take(PAGES - 1)) == {1, 2, 3}
+    # The lazy offload looks at just this before it walks on from there.
+    assert (cursor.block_id >= PAGE_BLOCKS, cursor.ref_cnt) == (True, 1)
+
+
+def test_an_offload_cursor_on_a_draining_page_sees_what_is_freed_later() -> None:
+    rig = Rig()
+    used = rig.use(PAGES * PAGE_BLOCKS - 1)
+    rig.pool.free_blocks(used[:1] + used[-1:])
+    cursor = rig.queue.get_all_free_blocks()[-1]
+    rig.adapter.drain(2)
+    assert rig.queue.is_draining(cursor)
+    later = [block for block in used[1:-1] if not rig.queue.is_draining(block)][:3]
+    rig.pool.free_blocks(later)
+    assert list(rig.queue.iter_blocks_after(cursor))[-3:] == later
+
+
+def test_readers_of_a_block_that_was_unpinned_before_its_last_use_are_called_off_too() -> None:
+    rig = Rig()
+    told: list[int] = []
+    rig.use(PAGE_BLOCKS - 1, cached=False)
+    (block,) = rig.use(1, cached=False)
+    rig.pool.touch([block])
+    rig.pool.unpin_blocks([block], lambda block: told.append(block.block_id))
+    # The other request frees a block that holds nothing of the cache: its page is an empty one.
+    rig.pool.free_blocks([block])
+    assert rig.queue.usage() == (1, 0, 3, 0)
+    rig.adapter.take(3)
+    assert told == [block.block_id]
 
 
 def test_the_null_blocks_page_drains_only_where_all_pinned_pages_do() -> None:
