@@ -10,8 +10,6 @@ from kvquota.agent.account import Account
 from kvquota.agent.contract import Adapter, PageCommand, Rank, Usage
 from kvquota.native.status import Reason, Status
 
-# Pages taken before the first look at the clock: eviction costs about 2 us a block.
-_BATCH = 4
 _FIRST_RETRY_NS = 50_000_000
 _LAST_RETRY_NS = 1_000_000_000
 
@@ -91,7 +89,6 @@ class Balloon:
         self._faulted: set[int] = set()  # on any rank
         self._quarantined: set[int] = set()
         self._creates = True  # no rank failed to create its last credit, but for want of memory
-        self._draining = 0
         self._decided = self._applied = 0
         self._decided_at = self._applied_at = 0
         self._mapped_total = floor
@@ -127,8 +124,8 @@ class Balloon:
         self._read_reports()
         self._grow(self._adapter.grown())
         plan = self._plan()
-        if plan.drain < self._draining:
-            self._drain(plan.drain)
+        if plan.drain < self._usage().draining:
+            self._adapter.drain(plan.drain)
         self._adjust_credits()
         self._judge()
 
@@ -140,7 +137,8 @@ class Balloon:
         self._read_reports()
         self._grow(self._adapter.grown())
         self._adjust_credits()
-        batch = _BATCH
+        # One page before the first look at the clock: with events on, evicting its blocks may take 1 ms.
+        batch = 1
         while (plan := self._plan()).take and self._take(min(plan.take, batch)):
             now = self._clock()
             # As many again must fit too.
@@ -151,8 +149,8 @@ class Balloon:
                 batch *= 2
             before = now
         plan = self._plan()
-        if not plan.take and plan.drain != self._draining:
-            self._drain(plan.drain)
+        if not plan.take and plan.drain != self._usage().draining:
+            self._adapter.drain(plan.drain)
         self._adjust_credits()
         self._judge()
 
@@ -202,7 +200,7 @@ class Balloon:
         if self._maps or self._unmaps:
             return True
         plan = self._plan()
-        return plan.take > 0 or plan.drain > self._draining
+        return plan.take > 0 or plan.drain > self._usage().draining
 
     @property
     def retry_at(self) -> int | None:
@@ -347,10 +345,6 @@ class Balloon:
         self._retiring.update(leaving)
         return bool(taken)
 
-    def _drain(self, pages: int) -> None:
-        self._adapter.drain(pages)
-        self._draining = pages
-
     def _adjust_credits(self, wanted: int | None = None) -> int:
         """Ask for or drop credits, and allow those that every rank surely holds. Returns how many."""
         if self._lost():
@@ -381,12 +375,12 @@ class Balloon:
         return allowed
 
     def _judge(self) -> None:
-        plan = self._plan()
-        over = self._excess(self._usage()) > 0
-        if self._decided < self._revision and not (over and plan.take) and plan.drain == self._draining:
+        plan, usage = self._plan(), self._usage()
+        over = self._excess(usage) > 0
+        if self._decided < self._revision and not (over and plan.take) and plan.drain == usage.draining:
             self._decided = self._revision
             self._decided_at = self._clock()
-        most = _circulation(self._usage()) + self._gone()
+        most = _circulation(usage) + self._gone()
         most += max(account.most for account in self._accounts) - self._used
         effective = self._capacity * self._page_bytes
         if self._limit is not None:

@@ -151,7 +151,7 @@ class Adapter(Protocol):
     def drain(self, pages: int) -> None:
         """Make exactly `pages` of the pinned pages draining, emptiest first; those over are undone.
 
-        The floor page never goes, so it drains after all others: only where `pages` leaves no other choice.
+        The floor page never goes, so it drains after all others.
         """
 
     def wanted(self) -> int:

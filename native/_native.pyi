@@ -257,10 +257,10 @@ class PageQueue:
 
     def give(self, page: int, /) -> None: ...
     def drain(self, count: int, keep: Sequence[int] = ()) -> list[int]:
-        """Make exactly `count` pinned pages draining (fewer where there are no more beside `keep`).
+        """Make exactly `count` pinned pages draining (fewer where there are no more).
 
-        Those that drain stay first, then come the emptiest. Returns the new ones: their blocks must lose
-        their hashes. A page whose last used block is freed drains no more.
+        Those that drain already come first, then the emptiest; after all others, those of `keep`. Returns the
+        new ones: their blocks must lose their hashes. A page whose last used block is freed drains no more.
         """
 
     def is_draining(self, block: Any, /) -> bool: ...

@@ -79,9 +79,9 @@ class PageQueue {
   // `give`.
   std::vector<int32_t> take(int32_t page);
   void give(int32_t page);
-  // Makes exactly `count` pinned pages draining, fewer only where there are no more beside `keep`: first
-  // those that are, then the emptiest. Returns the new ones; the caller drops all that the prefix cache knows
-  // of them.
+  // Makes exactly `count` pinned pages draining, fewer only where there are no more: first those that are,
+  // then the emptiest, and after all others those of `keep`. Returns the new ones; the caller drops all that
+  // the prefix cache knows of them.
   std::vector<int32_t> drain(int64_t count, const std::vector<int32_t>& keep);
   bool is_draining(int32_t block) const;
   bool is_withheld(int32_t block) const { return nodes_[block].state == State::kWithheld; }

@@ -182,13 +182,14 @@ std::vector<int32_t> PageQueue::drain(int64_t count, const std::vector<int32_t>&
 
   std::vector<int32_t> pinned;
   for (std::size_t p = 0; p < pages_.size(); ++p) {
-    const auto page = static_cast<int32_t>(p);
-    const bool kept = std::find(keep.begin(), keep.end(), page) != keep.end();
-    if (pages_[p].used > 0 && !kept) pinned.push_back(page);
+    if (pages_[p].used > 0) pinned.push_back(static_cast<int32_t>(p));
   }
-  const auto first = [this](int32_t a, int32_t b) {
+  std::vector<bool> kept(pages_.size());
+  for (const int32_t page : keep) kept[page] = true;
+  const auto first = [this, &kept](int32_t a, int32_t b) {
     const Page& left = pages_[a];
     const Page& right = pages_[b];
+    if (kept[a] != kept[b]) return !kept[a];
     if (left.draining != right.draining) return left.draining;
     return left.used != right.used ? left.used < right.used : a > b;
   };

@@ -53,9 +53,10 @@ def test_a_limit_revokes_no_running_request_and_converges_when_it_ends(bench: Be
 
 
 def test_limit_zero_admits_nothing_and_restoring_it_serves_what_waited(bench: Bench) -> None:
-    prompt = bench.prompt(bench.case.longest // 2)
-    expected = bench.run([prompt], 4)
-    for _ in range(3):
+    # The short one would fit into free blocks of a floor page.
+    short, long = bench.prompt(2), bench.prompt(bench.case.longest // 2)
+    for prompt in (short, long, short):
+        expected = bench.run([prompt], 4)
         revision = bench.limit(0)
         seen = bench.wait(
             lambda seen, revision=revision: (

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <mutex>
@@ -14,6 +13,7 @@
 #include <thread>
 
 #include "arena.h"
+#include "check.h"
 #include "dlpack.h"
 #include "fault_driver.h"
 #include "host_driver.h"
@@ -21,14 +21,6 @@
 
 using namespace kvquota;
 using namespace std::chrono_literals;
-
-#define CHECK(condition)                                                           \
-  do {                                                                             \
-    if (!(condition)) {                                                            \
-      std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
-      std::abort();                                                                \
-    }                                                                              \
-  } while (false)
 
 namespace {
 

@@ -120,8 +120,8 @@ class Model:
         return held
 
     def drain(self, count: int, keep: set[int]) -> list[int]:
-        pinned = [page for page in self.inside if self.used_in(page) and page not in keep]
-        pinned.sort(key=lambda page: (page not in self.draining, self.used_in(page), -page))
+        pinned = [page for page in self.inside if self.used_in(page)]
+        pinned.sort(key=lambda page: (page in keep, page not in self.draining, self.used_in(page), -page))
         chosen = pinned[:count]
         for page in sorted(self.draining.difference(chosen)):
             self.undrain(page)

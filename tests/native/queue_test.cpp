@@ -1,23 +1,15 @@
 // The page queue without Python, to be run under sanitizers: random operations, and a model beside it.
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <random>
 #include <set>
 #include <stdexcept>
 #include <vector>
 
+#include "check.h"
 #include "page_queue.h"
 
 using namespace kvquota;
-
-#define CHECK(condition)                                                           \
-  do {                                                                             \
-    if (!(condition)) {                                                            \
-      std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
-      std::abort();                                                                \
-    }                                                                              \
-  } while (false)
 
 namespace {
 

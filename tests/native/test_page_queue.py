@@ -102,6 +102,9 @@ def test_draining_pages_stay_so_while_others_get_emptier() -> None:
     assert queue.drain(1) == []
     assert queue.drain(2) == [1]
     assert queue.drain(2, keep=(0,)) == [2]
+    assert queue.drain(3, keep=(0,)) == [0]
+    assert queue.drain(2, keep=(1,)) == []
+    assert [page for page in range(3) if queue.is_draining(held[4 * page])] == [0, 2]
     assert queue.drain(0) == []
     assert queue.usage() == (3, 0, 0, 0)
 

@@ -62,14 +62,14 @@ class ReferenceAdapter:
 
     def drain(self, pages: int) -> None:
         """Make exactly `pages` pinned pages draining. No hit may extend the life of what they hold."""
-        for page in self._queue.drain(pages, self._keep):
+        for page in self._queue.drain(pages, keep=self._keep):
             first, end = self._ranges[page]
             self._evicted += self._scheduler.forget(self._blocks[first:end])
 
     def wanted(self) -> int:
         """Pages that the next step wants beyond those in circulation."""
-        # Rather a new page than an eviction: the queue counts as free what it may evict, and may grow.
-        free = self._queue.num_free_blocks - self._scheduler.idle_cached - self._allowed * self._page_blocks
+        # Rather a new page than an eviction. What the queue may grow it counts as free.
+        free = self._queue.num_uncached_blocks - self._allowed * self._page_blocks
         return max(0, self.pages_for(self._scheduler.missing() - free))
 
     def pages_for(self, blocks: int) -> int:

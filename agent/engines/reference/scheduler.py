@@ -58,8 +58,6 @@ class Scheduler:
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
         self.cached: dict[bytes, Block] = {}
-        self.idle_cached = 0
-        """Blocks that are free and in the prefix cache."""
         self.refused = 0
         """Allocations that found too few blocks, since the start."""
         self._starved_since: int | None = None
@@ -134,7 +132,6 @@ class Scheduler:
             if block.digest is not None:
                 del self.cached[block.digest]
                 block.digest = None
-                self.idle_cached -= not block.ref_cnt
         return len(known)
 
     @property
@@ -197,7 +194,6 @@ class Scheduler:
             return False
         for block in free:
             self.queue.remove(block)
-        self.idle_cached -= len(free)
         for block in hits:
             block.ref_cnt += 1
         request.blocks = hits + self._allocate(count)
@@ -221,9 +217,7 @@ class Scheduler:
             if not block.ref_cnt:
                 idle.append(block)
         self.queue.prepend_n([block for block in idle if block.digest is None])
-        known = [block for block in idle if block.digest is not None]
-        self.queue.append_n(known)
-        self.idle_cached += len(known)
+        self.queue.append_n([block for block in idle if block.digest is not None])
         request.blocks = []
 
     def _hits(self, request: Request) -> list[Block]:

@@ -57,9 +57,8 @@ class VllmAdapter:
 
     def drain(self, pages: int) -> None:
         """The blocks of a page that starts to drain lose their hashes, those in use too."""
-        pinned, *_ = self._queue.usage()
-        # The null block's page never goes: where it need not drain, it would only drain in another's place.
-        for page in self._queue.drain(pages, keep=() if pages >= pinned else (0,)):
+        # The null block's page never goes: before others it would drain in their place.
+        for page in self._queue.drain(pages, keep=(0,)):
             first, end = self._ranges[page]
             self._evict(self._pool.blocks[first:end])
 
