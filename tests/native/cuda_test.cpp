@@ -2,7 +2,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <functional>
 #include <map>
 #include <random>
@@ -10,18 +9,11 @@
 #include <thread>
 
 #include "arena.h"
+#include "check.h"
 #include "cuda_driver.h"
 
 using namespace kvquota;
 using namespace std::chrono_literals;
-
-#define CHECK(condition)                                                           \
-  do {                                                                             \
-    if (!(condition)) {                                                            \
-      std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
-      std::abort();                                                                \
-    }                                                                              \
-  } while (false)
 
 // The stand-in, which is compiled in: see tests/fakecuda.
 struct FakecudaLive {

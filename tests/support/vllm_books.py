@@ -47,13 +47,14 @@ def _references(pool: Any, ranges: Sequence[tuple[int, int]], held: Counter[int]
         if block is null:
             used += 1
         elif page is None or not queue.in_circulation(page):
-            if block.ref_cnt or tables or block.block_id in free:
+            if block.ref_cnt != 1 or tables or block.block_id in free:
                 yield f"{name} is withheld: {block.ref_cnt} references, in {tables} tables"
         elif block.ref_cnt != tables:
             yield f"{name} has {block.ref_cnt} references, and is in {tables} tables"
-        elif (block.ref_cnt == 0) != (block.block_id in free):
+        elif not queue.is_draining(block) and (block.ref_cnt == 0) != (block.block_id in free):
             yield f"{name} has {block.ref_cnt} references, and free is {block.block_id in free}"
-        used += block.ref_cnt > 0
+        else:
+            used += block.ref_cnt > 0
     if used != queue.num_used_blocks:
         yield f"the queue counts {queue.num_used_blocks} used blocks: there are {used}"
 
@@ -82,13 +83,8 @@ def _hashes(pool: Any, ranges: Sequence[tuple[int, int]]) -> Iterator[str]:
 
 
 def _free(queue: Any) -> set[int]:
-    """All free blocks in circulation, those that only running requests may have included."""
-    before = queue.for_running
-    queue.for_running = True
-    try:
-        return {block.block_id for block in queue.get_all_free_blocks()}
-    finally:
-        queue.for_running = before
+    """All free blocks in circulation but for those of draining pages."""
+    return {block.block_id for block in queue.get_all_free_blocks()}
 
 
 def _paged(pool: Any, ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[Any, int | None]]:

@@ -82,8 +82,8 @@ def other_null_block(scene: Scene) -> None:
 PLANTED: dict[Callable[[Scene], None], str] = {
     lose_reference: "block 1 of page 0 has 0 references, and is in 1 tables",
     leak: "has 1 references, and is in 0 tables",
-    free_in_use: "block 1 of page 0 has 1 references, and free is True",
-    use_withheld: "block 24 of page 3 is withheld: 0 references, in 1 tables",
+    free_in_use: "the page queue: block 1 is free: ref_cnt 1, expected 0",
+    use_withheld: "block 24 of page 3 is withheld: 1 references, in 1 tables",
     hash_withheld: "block 24 of page 3 is withheld, and cached",
     hash_draining: "block 16 of page 2 is draining, and cached",
     forget_hash: "a hash leads to block 8, which does not carry it",
