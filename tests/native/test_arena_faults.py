@@ -7,6 +7,7 @@ from kvquota.native import Arena, DriverError, FaultDriver
 
 from tests.native.arenas import GRANULE, TIMEOUT, ask, done, two_tensors, wait_for
 from tests.native.devices import Device
+from tests.native.life import TRIES, Life
 
 PAGE = 3 * GRANULE
 # Calls that fail before a page goes that did not go at once: long enough to be looked at.
@@ -248,3 +249,38 @@ def test_unknown_operations_are_refused(driver: FaultDriver) -> None:
         driver.fail("mem_mapp")
     with pytest.raises(ValueError, match="count from 1"):
         driver.fail("mem_map", nth=0)
+
+
+OPERATIONS = [
+    "address_reserve",
+    "address_free",
+    "mem_create",
+    "mem_release",
+    "mem_map",
+    "mem_unmap",
+    "mem_set_access",
+    "event_record",
+    "event_synchronize",
+    "event_destroy",
+]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_whatever_fails_wherever_nothing_is_lost(device: Device, operation: str) -> None:
+    """As test_cuda_faults.py, for the calls of the table on any driver."""
+    driver = FaultDriver(device.driver)
+    Life(two_tensors(driver, 4), device.taken).live()
+    positions = driver.calls(operation)
+    assert positions > 0
+    for times in (1, TRIES):
+        for nth in range(1, positions + 1):
+            driver = FaultDriver(device.driver)
+            driver.fail(operation, nth, times)
+            try:
+                arena = two_tensors(driver, 4)
+            except DriverError:
+                assert (operation, times) == ("address_reserve", TRIES)
+            else:
+                Life(arena, device.taken).live()
+            assert driver.calls(operation) >= nth
+            assert device.taken() == 0
