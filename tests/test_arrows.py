@@ -27,7 +27,8 @@ MAY_IMPORT = {
 NOT_IN_AN_ENGINE = {"grpc", "google", "click", "rich"}
 # These an engine brings where it needs them: fine, but not for `import kvquota.agent`.
 NOT_AT_IMPORT = {*NOT_IN_AN_ENGINE, "cupy", "torch", "numpy", "vllm", "sglang"}
-ENGINES = {"vllm", "sglang"}
+# Who alone may import it: the adapter for an engine, and the CUDA driver.
+OWNERS = {"vllm": "vllm", "sglang": "sglang", "cupy": "cuda", "cupy_backends": "cuda"}
 
 
 def imports(source: str) -> Iterator[str]:
@@ -39,15 +40,15 @@ def imports(source: str) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def offences(package: str, engine: str | None, source: str) -> list[str]:
-    """What a file of `package` (of its adapter for `engine`) imports, but may not."""
+def offences(package: str, part: str | None, source: str) -> list[str]:
+    """What a file of `package` (of its adapter for an engine, or of its CUDA driver) imports, but may not."""
     found = []
     for name in imports(source):
         top, second, third, fourth = (*name.split("."), "", "", "")[:4]
         if (
             (top == "kvquota" and second not in MAY_IMPORT[package])
-            or (top == "kvquota" and third == "engines" and fourth not in ("", engine))
-            or (top in ENGINES and top != engine)
+            or (top == "kvquota" and third == "engines" and fourth not in ("", part))
+            or OWNERS.get(top, part) != part
             or (top in NOT_IN_AN_ENGINE and package in ("agent", "native"))
         ):
             found.append(name)
@@ -59,8 +60,7 @@ def sources() -> list[tuple[str, str | None, Path]]:
     for package, folder in FOLDERS.items():
         for path in sorted((ROOT / folder).rglob("*.py")):
             inside = path.relative_to(ROOT / folder).parts
-            engine = inside[1] if inside[0] == "engines" and len(inside) > 2 else None
-            found.append((package, engine, path))
+            found.append((package, inside[-2] if len(inside) > 1 else None, path))
     return found
 
 
@@ -69,14 +69,14 @@ def test_no_file_imports_against_the_arrows() -> None:
     assert {package for package, _, _ in checked} == set(FOLDERS)
     found = {
         str(path.relative_to(ROOT)): wrong
-        for package, engine, path in checked
-        if (wrong := offences(package, engine, path.read_text()))
+        for package, part, path in checked
+        if (wrong := offences(package, part, path.read_text()))
     }
     assert found == {}
 
 
 @pytest.mark.parametrize(
-    ("package", "engine", "line"),
+    ("package", "part", "line"),
     [
         ("agent", None, "import kvquota.daemon.spec"),
         ("agent", None, "from kvquota import v1"),
@@ -87,6 +87,7 @@ def test_no_file_imports_against_the_arrows() -> None:
         ("agent", None, "from kvquota.agent.engines import vllm"),
         ("agent", "reference", "from vllm.v1 import request"),
         ("agent", "sglang", "import kvquota.agent.engines.vllm.adapter"),
+        ("agent", "vllm", "from cupy.cuda import driver"),
         ("daemon", None, "from kvquota.agent.balloon import Balloon"),
         ("daemon", None, "import kvquota.kvctl"),
         ("kvctl", None, "from kvquota.native import Desired"),
@@ -95,27 +96,28 @@ def test_no_file_imports_against_the_arrows() -> None:
         ("v1", None, "from kvquota.daemon import spec"),
     ],
 )
-def test_an_import_against_the_arrows_is_seen(package: str, engine: str | None, line: str) -> None:
-    assert offences(package, engine, line)
+def test_an_import_against_the_arrows_is_seen(package: str, part: str | None, line: str) -> None:
+    assert offences(package, part, line)
 
 
 @pytest.mark.parametrize(
-    ("package", "engine", "line"),
+    ("package", "part", "line"),
     [
         ("agent", None, "from kvquota.native import packet"),
         ("agent", "vllm", "import vllm\nfrom kvquota.agent.engines.vllm.adapter import VllmAdapter"),
+        ("agent", "cuda", "from cupy.cuda import driver"),
         ("daemon", None, "import grpc\nfrom kvquota.v1 import quota_pb2"),
     ],
 )
-def test_an_import_along_the_arrows_is_not(package: str, engine: str | None, line: str) -> None:
-    assert offences(package, engine, line) == []
+def test_an_import_along_the_arrows_is_not(package: str, part: str | None, line: str) -> None:
+    assert offences(package, part, line) == []
 
 
 def test_importing_the_agent_imports_nothing_that_an_engine_pins() -> None:
     modules = sorted(f"kvquota.agent.{path.stem}" for path in (ROOT / "agent").glob("[!_]*.py"))
     program = f"""
 import importlib, sys
-for name in ["kvquota.agent", *{modules}]:
+for name in ["kvquota.agent", "kvquota.agent.cuda", *{modules}]:
     importlib.import_module(name)
 print(*sys.modules)
 """
