@@ -12,7 +12,7 @@ NATIVE := $(wildcard native/src/*.cpp native/include/*.h native/CMakeLists.txt)
 INSTALL := --disable-pip-version-check -q -c tests/constraints.txt -Ccmake.define.KVQUOTA_WERROR=ON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-vllm-0.30 proto lint test test-long demo chaos bench-step bench-reclaim bench-arena bench-hotpath bench-idle-vllm bench-evict clean
+.PHONY: help setup setup-vllm setup-vllm-0.30 proto lint test test-long demo chaos bench-step bench-reclaim bench-arena bench-hotpath bench-idle-vllm bench-evict bench-overhead clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9.-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -81,6 +81,9 @@ bench-idle-vllm: setup-vllm ## how soon an idle vLLM has given memory back
 
 bench-evict: setup-vllm ## what it costs vLLM's steps that one limit change evicts 30,000 cached blocks
 	$(VLLM)/bin/python -m tests.bench.evict
+
+bench-overhead: setup-vllm ## what kvquota costs vLLM while its limit is never reached: CPU seconds per token, throughput (ASYNC=1)
+	$(VLLM)/bin/python -m tests.bench.overhead $(if $(ASYNC),--async)
 
 clean: ## remove environments and build outputs
 	rm -rf $(VENV) $(VLLM) $(VLLM_0_30) build dist
