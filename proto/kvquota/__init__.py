@@ -1,0 +1,1 @@
+"""Elastic KV caches under live quotas. This file keeps a checkout called `kvquota` from being the package."""

@@ -1,0 +1,1 @@
+../../../proto/kvquota/__init__.py
