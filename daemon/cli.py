@@ -77,6 +77,7 @@ def _id(value: str, kind: str, look_up: Callable[[], int]) -> int:
 @click.option("--group", callback=_group, help="The group that may use control.sock.")
 @click.option("--agent-user", multiple=True, callback=_users, help="A user whose engines may join.")
 @click.option("--agent-group", multiple=True, callback=_groups, help="A group whose engines may join.")
+@click.version_option(package_name="kvquota", prog_name="kvquotad")
 def main(  # noqa: PLR0917
     name: str,
     device: str,

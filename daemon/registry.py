@@ -11,7 +11,7 @@ from kvquota.daemon import errors, log
 from kvquota.daemon.agent_link import AgentLink
 from kvquota.daemon.hello import RefusedError, welcome
 from kvquota.daemon.near import near_names
-from kvquota.daemon.revision import join, revision_to_set, show
+from kvquota.daemon.revision import join, revision_to_set
 from kvquota.daemon.spec import Spec, name_problem, shorten
 from kvquota.daemon.spec_store import SpecStore
 from kvquota.daemon.status import view
@@ -233,5 +233,5 @@ class Registry:
 
 
 def _log_limit(event: str, spec: Spec) -> None:
-    limit = show(spec.limit_bytes)
-    log.info(event, instance=spec.name, limit_bytes=limit, revision=spec.revision, set_by=spec.set_by)
+    fields = {"limit_bytes": spec.limit_bytes, "revision": spec.revision, "set_by": spec.set_by}
+    log.info(event, instance=spec.name, **fields)

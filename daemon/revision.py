@@ -7,6 +7,7 @@ from kvquota.daemon.spec import MAX_REVISION, Spec
 
 MAX_STEP = 2**32
 """The furthest that one call may move a revision."""
+_UNITS = "KMGTPE"
 
 
 def revision_to_set(spec: Spec, limit_bytes: int | None, revision: int | None, expected: int | None) -> int:
@@ -21,7 +22,7 @@ def revision_to_set(spec: Spec, limit_bytes: int | None, revision: int | None, e
         )
     if expected is not None and expected != current:
         raise ConflictError(
-            f"{spec.name}: expected revision {expected}, it is {current}, limit {show(spec.limit_bytes)}: "
+            f"{spec.name}: expected revision {expected}, it is {current}, limit {_show(spec.limit_bytes)}: "
             "look at it and set again"
         )
     if revision is None:
@@ -36,8 +37,8 @@ def revision_to_set(spec: Spec, limit_bytes: int | None, revision: int | None, e
         raise StaleError(f"{spec.name}: revision {revision} is below the current {current}; nothing changed")
     if revision == current and limit_bytes != spec.limit_bytes:
         raise ConflictError(
-            f"{spec.name}: revision {revision} is taken with limit {show(spec.limit_bytes)}, "
-            f"not {show(limit_bytes)}; use a higher revision"
+            f"{spec.name}: revision {revision} is taken with limit {_show(spec.limit_bytes)}, "
+            f"not {_show(limit_bytes)}; use a higher revision"
         )
     return revision
 
@@ -79,6 +80,12 @@ def join(spec: Spec, told: Told) -> Joined:
     return Joined(spec.revision, spec.limit_bytes, "spec")
 
 
-def show(limit_bytes: int | None) -> str:
-    """A limit for people."""
-    return "none" if limit_bytes is None else str(limit_bytes)
+def _show(limit_bytes: int | None) -> str:
+    """A limit for people, as kvctl shows it; where that would round, to the byte: two limits must differ."""
+    if limit_bytes is None:
+        return "none"
+    unit = max(0, limit_bytes.bit_length() - 1) // 10
+    hundredths, rest = divmod(limit_bytes * 100, 1 << 10 * unit)
+    if unit == 0 or rest:
+        return f"{limit_bytes} B" if limit_bytes else "0"
+    return f"{hundredths / 100:.2f}".rstrip("0").rstrip(".") + f" {_UNITS[unit - 1]}iB"

@@ -96,9 +96,7 @@ class Client:
             try:
                 probe.connect(self._path)
             except PermissionError:
-                return (
-                    f"no permission to use {self._path}: join its group, or read by the read.sock beside it"
-                )
+                return f"no permission to use {self._path}: join its group"
             except OSError as error:
                 return (
                     f"no daemon at {self._path} ({error.strerror}): "

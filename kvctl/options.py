@@ -31,12 +31,16 @@ class Options:
         """Whether the answer is for a program."""
         return self.output == "json"
 
-    def connect(self) -> Client:
-        """A client of the daemon. Raises click.UsageError for an address that can't be one."""
+    def connect(self, *, reads: bool = False) -> Client:
+        """A client of the daemon. Raises click.UsageError for an address that can't be one.
+
+        `reads`: it sets nothing, so the read.sock beside a control.sock that this user may not use will do.
+        """
         # gRPC takes as long to import as all the rest; help and mistakes don't need it.
         from kvquota.kvctl.client import Client
 
-        return Client(_path(self.address) if self.address else default_path())
+        path = _path(self.address) if self.address else default_path()
+        return Client(_read_path(path) if reads else path)
 
 
 def default_path() -> str:
@@ -47,6 +51,15 @@ def default_path() -> str:
         if os.path.exists(user):
             return user
     return system
+
+
+def _read_path(path: str) -> str:
+    folder, name = os.path.split(path)
+    other = os.path.join(folder, "read.sock")
+    if name == "control.sock" and os.path.exists(other) and os.path.exists(path):
+        # Who may write to a socket may connect to it.
+        return path if os.access(path, os.W_OK, effective_ids=True) else other
+    return path
 
 
 def output_option(function: Function) -> Function:

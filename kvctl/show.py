@@ -20,7 +20,7 @@ def list_instances(options: Options) -> None:
 
     A narrow terminal leaves columns out; `kvctl status NAME` and -o json show everything.
     """
-    with options.connect() as client:
+    with options.connect(reads=True) as client:
         _print_all(client.instances(), options)
 
 
@@ -30,7 +30,7 @@ def list_instances(options: Options) -> None:
 @click.pass_obj
 def status(options: Options, name: str | None) -> None:
     """Show one instance in full, or all of them in a table."""
-    with options.connect() as client:
+    with options.connect(reads=True) as client:
         if name is None:
             _print_all(client.instances(), options)
             return

@@ -25,7 +25,7 @@ def watch(options: Options, names: tuple[str, ...]) -> None:
     With -o json, an object a line: an instance, or {"name": NAME, "removed": true}.
     """
     seen: dict[str, Instance] = {}
-    with suppress(KeyboardInterrupt), options.connect() as client:
+    with suppress(KeyboardInterrupt), options.connect(reads=True) as client:
         for response in client.watch(list(names)):
             if not seen and response.snapshot:
                 _say_who_is_missing(names, response)

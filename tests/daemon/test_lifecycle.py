@@ -43,6 +43,12 @@ def test_an_interrupt_or_a_hangup_stops_it_as_cleanly(daemon_process: DaemonProc
     assert list(daemon_process.runtime_dir.iterdir()) == []
 
 
+def test_the_version() -> None:
+    command = [str(Path(sys.executable).with_name("kvquotad")), "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=True)
+    assert done.stdout.startswith("kvquotad, version ")
+
+
 def test_the_sockets_modes_are_the_roles(daemon_process: DaemonProcess) -> None:
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in daemon_process.sockets}
     assert modes == {"control.sock": 0o660, "read.sock": 0o666, "agent.sock": 0o666}

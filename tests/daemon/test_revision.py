@@ -127,3 +127,22 @@ def test_numbers_never_go_back_and_change_whenever_the_limit_does() -> None:
                         assert joined.revision > revision, "the engine would not take it up"
                     if joined.limit_bytes != spec.limit_bytes:
                         assert joined.revision > spec.revision, "a number with two meanings"
+
+
+@pytest.mark.parametrize(
+    ("limit", "shown"),
+    [
+        (None, "none"),
+        (0, "0"),
+        (1000, "1000 B"),
+        (512 << 20, "512 MiB"),
+        (3 << 29, "1.5 GiB"),
+        ((512 << 20) + 1, "536870913 B"),
+        (2**63 - 1, f"{2**63 - 1} B"),
+    ],
+)
+def test_a_conflict_shows_limits_as_people_write_them_and_never_two_alike(
+    limit: int | None, shown: str
+) -> None:
+    with pytest.raises(ConflictError, match=f"with limit {shown}, not 7 MiB"):
+        revision_to_set(Spec("a", limit_bytes=limit, revision=7), 7 << 20, 7, None)

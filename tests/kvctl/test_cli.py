@@ -80,6 +80,32 @@ def test_a_socket_of_others(quota: Any, capsys: pytest.CaptureFixture[str]) -> N
     assert "no permission" in one_line(capsys)
 
 
+def test_who_may_not_use_the_control_socket_reads_by_the_other(
+    quota: Any, short_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listing(quota)
+    quota.on["GetInstance"] = lambda *_: Instance(name="a")
+    short_dir.chmod(0o755)
+    control = short_dir / "control.sock"
+    quota.socket.chmod(0o666)
+    (short_dir / "read.sock").hardlink_to(quota.socket)
+    user = os.geteuid()
+    with socket.socket(socket.AF_UNIX) as closed:
+        closed.bind(str(control))
+        control.chmod(0)
+        if user == 0:
+            os.seteuid(65534)
+        try:
+            codes = [
+                main(["--daemon", f"unix:{control}", *arguments])
+                for arguments in (["list"], ["status", "a"], ["limit", "a", "1"])
+            ]
+        finally:
+            os.seteuid(user)
+    assert codes == [0, 0, 3]
+    assert f"no permission to use {control}" in capsys.readouterr().err
+
+
 def test_a_daemon_that_does_not_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
