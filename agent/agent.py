@@ -166,7 +166,10 @@ class Agent:
             while self._inbox:
                 came = self._inbox.popleft()
                 if isinstance(came, Session):
+                    came.say_bye()
                     came.close()
+            if self._session is not None:
+                self._session.say_bye()
             self._leave()
             for rank in self._ranks:
                 rank.close()

@@ -42,8 +42,11 @@ class Standing(NamedTuple):
 class Session:
     """One connection that a daemon welcomed, with its two segments. Owned by the engine thread."""
 
-    def __init__(self, sock: socket.socket, boot_id: str, fds: list[int]) -> None:
-        """Take over `sock` and `fds`: desired, observed, and a host device's record. Raises SegmentError."""
+    def __init__(self, sock: socket.socket, boot_id: str, fds: list[int], *, takes_bye: bool = False) -> None:
+        """Take over `sock` and `fds`: desired, observed, and a host device's record. Raises SegmentError.
+
+        `takes_bye`: whether the daemon knows the packet.
+        """
         desired, observed, *record = fds
         try:
             self.desired = DesiredReader(desired)
@@ -57,11 +60,19 @@ class Session:
             os.close(observed)
         self.record_fd = record[0] if record else None
         self._sock = sock
+        self._takes_bye = takes_bye
         self.boot_id = boot_id
 
     def ring(self) -> None:
         """Have the daemon look at `observed`. Never blocks; that a daemon is gone, the watcher notices."""
         packet.ring(self._sock)
+
+    def say_bye(self) -> None:
+        """Have the daemon know that the hang-up to come is meant. Never blocks."""
+        if self._takes_bye:
+            # A daemon that is gone, or does not read, sees the connection end.
+            with suppress(OSError):
+                packet.send(self._sock, packet.encode({"kind": "bye"}))
 
     def close(self) -> None:
         """Hang up and let go of the segments."""
@@ -245,8 +256,9 @@ def _welcome(sock: socket.socket, answer: packet.Packet) -> Session:
                 f"{len(fds)} descriptors with welcome: expected {expected} for device {device}"
             )
         boot_id = packet.text(message, "boot_id")
+        takes_bye = message.get("bye") is True
     except BaseException:
         for fd in fds:
             os.close(fd)
         raise
-    return Session(sock, boot_id, fds)
+    return Session(sock, boot_id, fds, takes_bye=takes_bye)

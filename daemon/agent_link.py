@@ -32,6 +32,7 @@ class AgentLink:
         self._observed = ObservedReader()
         self._revision = 0
         self._answered = True
+        self._said_bye = False
         self._timer: asyncio.TimerHandle | None = None
         self._look_again: asyncio.TimerHandle | None = None
         self._odd_packet_logged = False
@@ -71,6 +72,11 @@ class AgentLink:
         poll.register(self._pidfd, select.POLLIN)
         return not poll.poll(0)
 
+    def said_bye(self) -> bool:
+        """Whether the leader said that it leaves. Of one that has ended, what was not read yet counts too."""
+        self._take_packets()
+        return self._said_bye
+
     def close(self) -> None:
         """Hang up and let go of everything."""
         loop = asyncio.get_running_loop()
@@ -96,22 +102,8 @@ class AgentLink:
         self._revision = spec.revision
 
     def _receive(self) -> None:
-        """Take what the leader sent: however many doorbells, they are one change."""
-        try:
-            for _ in range(_PACKETS_AT_ONCE):
-                received = packet.receive(self._connection)
-                if received is None:
-                    self._ended("hung_up")
-                    return
-                if received.payload != packet.DOORBELL:
-                    self._refuse_packet(received.payload)
-        except BlockingIOError:
-            pass
-        except packet.PacketError as problem:
-            self._ended(f"bad packet: {problem}")
-            return
-        except OSError as problem:
-            self._ended(f"connection failed: {problem.strerror}")
+        if reason := self._take_packets():
+            self._ended(reason)
             return
         if self._timer is not None:
             self._timer.cancel()
@@ -120,6 +112,23 @@ class AgentLink:
         # A ring may be for something else: the limit is taken up when the report says so.
         self._await_answer()
         self._look(_FIRST_LOOK)
+
+    def _take_packets(self) -> str | None:
+        """Take what the leader sent: however many doorbells, they are one change. Why it is over, or None."""
+        try:
+            for _ in range(_PACKETS_AT_ONCE):
+                received = packet.receive(self._connection)
+                if received is None:
+                    return "hung_up"
+                if received.payload != packet.DOORBELL:
+                    self._hear(packet.decode(received.payload)["kind"])
+        except BlockingIOError:
+            pass
+        except packet.PacketError as problem:
+            return f"bad packet: {problem}"
+        except OSError as problem:
+            return f"connection failed: {problem.strerror}"
+        return None
 
     def _look(self, pause: float) -> None:
         """Pass the news on; again in `pause` seconds where a write was under way: nobody rings at its end."""
@@ -131,9 +140,10 @@ class AgentLink:
         self._look_again = loop.call_later(pause, self._look, 2 * pause) if again else None
         self._changed()
 
-    def _refuse_packet(self, payload: bytes) -> None:
-        kind = packet.decode(payload)["kind"]
-        if not self._odd_packet_logged:
+    def _hear(self, kind: str) -> None:
+        if kind == "bye":
+            self._said_bye = True
+        elif not self._odd_packet_logged:
             # Once a link: a leader that repeats itself must not fill the log.
             self._odd_packet_logged = True
             log.warning("packet_refused", instance=self.hello.instance, reason=f"unknown kind {kind!r}")

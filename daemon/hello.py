@@ -47,7 +47,8 @@ def read_hello(payload: bytes) -> Hello:
 
 def welcome(boot_id: str, device: str) -> bytes:
     """The packet that carries the segments' descriptors."""
-    return packet.encode({"kind": "welcome", "version": VERSION, "boot_id": boot_id, "device": device})
+    message = {"kind": "welcome", "version": VERSION, "boot_id": boot_id, "device": device, "bye": True}
+    return packet.encode(message)
 
 
 def refused(refusal: RefusedError) -> bytes:

@@ -209,7 +209,10 @@ class Registry:
 
     def _leave(self, name: str, link: AgentLink, reason: str) -> None:
         instance = self._instances[name]
-        log.info("left", instance=name, pid=link.peer.pid, reason=reason)
+        if link.said_bye():
+            log.info("left", instance=name, pid=link.peer.pid)
+        else:
+            log.warning("lost", instance=name, pid=link.peer.pid, reason=reason)
         link.close()
         if instance.link is link:
             instance.link = None

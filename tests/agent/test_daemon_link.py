@@ -1,4 +1,5 @@
 import ctypes
+import json
 import os
 import signal
 import socket
@@ -10,7 +11,7 @@ from kvquota.agent.daemon_link import DaemonLink, RefusedError, Standing
 from kvquota.native import Desired, packet
 from kvquota.native.status import Reason, Status
 
-from tests.agent.fake_daemon import Connection, FakeDaemon
+from tests.agent.fake_daemon import TIMEOUT, Connection, FakeDaemon
 from tests.agent.rig import PAGE, AgentRig
 
 Make = Callable[..., AgentRig]
@@ -137,6 +138,23 @@ def test_a_limit_below_zero_is_reported_and_the_last_one_stays(daemon: FakeDaemo
     assert engine.agent.statistics().limit_bytes == 5 * PAGE
     connection.limit(4 * PAGE, 3)
     connection.wait(lambda seen: seen.revision_applied == 3, engine.turn)
+
+
+@pytest.mark.parametrize("known", [True, None], ids=["a daemon that takes it", "an older daemon"])
+def test_an_agent_that_closes_says_bye_to_a_daemon_that_takes_it(
+    socket_path: Path, rig: Make, known: bool | None
+) -> None:
+    with FakeDaemon(socket_path, answer=lambda connection: connection.welcome(bye=known)) as daemon:
+        agent = rig().agent
+        connection = daemon.connection()
+        agent.close()
+        connection.sock.settimeout(TIMEOUT)
+        said = []
+        while (came := packet.receive(connection.sock)) is not None:
+            said.append(came.payload)
+        assert [json.loads(payload) for payload in said if payload != packet.DOORBELL] == (
+            [{"kind": "bye"}] if known else []
+        )
 
 
 def test_a_forked_child_does_not_hold_the_connection(daemon: FakeDaemon, rig: Make) -> None:

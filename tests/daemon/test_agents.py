@@ -189,6 +189,19 @@ def test_garbage_after_the_hello_ends_the_link(daemon_process: DaemonProcess) ->
     serves_others(daemon_process)
 
 
+def test_the_log_tells_an_engine_that_left_from_one_that_was_lost(daemon_process: DaemonProcess) -> None:
+    with connected(daemon_process) as agent:
+        assert agent.hello("leaves")["bye"] is True
+        agent.say({"kind": "bye"})
+    wait_gone(daemon_process, "leaves")
+    with connected(daemon_process) as agent:
+        agent.hello("ends")
+    wait_gone(daemon_process, "ends")
+    assert " left instance=leaves pid=" in daemon_process.log
+    assert " lost instance=ends pid=" in daemon_process.log
+    assert daemon_process.log.count("leaves") == 2
+
+
 def test_an_unknown_kind_is_noted_once_and_ignored(daemon_process: DaemonProcess) -> None:
     with connected(daemon_process) as agent:
         agent.hello("a")
