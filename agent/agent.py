@@ -84,6 +84,7 @@ class Agent:
             self._enter(session)
         self._balloon.settle()
         self._publish()
+        self._log_start(settings)
         self._watcher.start()
 
     def begin_step(self) -> None:
@@ -173,6 +174,17 @@ class Agent:
             self._leave()
             for rank in self._ranks:
                 rank.close()
+
+    def _log_start(self, settings: Settings) -> None:
+        books = self._statistics
+        _log.info(
+            "kvquota: instance %s: %d pages of %d bytes, limit %s, %s",
+            settings.instance,
+            books.capacity_pages,
+            books.page_bytes,
+            "none" if books.limit_bytes is None else f"{books.limit_bytes} bytes",
+            "without a daemon" if self._session is None else f"with the daemon at {settings.socket}",
+        )
 
     def _take_in(self) -> None:
         """Everything that came since the last look."""

@@ -215,6 +215,7 @@ class DaemonLink:
                 _log.warning(
                     "kvquota: the daemon at %s sent %r, which this agent does not know", self._path, came
                 )
+            _log.warning("kvquota: lost the daemon at %s: its last limit stays in force", self._path)
         except BlockingIOError:
             return True
         except (OSError, packet.PacketError) as error:

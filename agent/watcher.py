@@ -104,13 +104,16 @@ class Watcher:
             came = self._link.step()
         except (OSError, ValueError, RefusedError) as error:
             complaint = f"{type(error).__name__}: {error}"
+            # That none is there was said when it was lost, or at the start.
+            absent = isinstance(error, (FileNotFoundError, ConnectionRefusedError))
             if complaint != self._complaint:
-                _log.warning("kvquota: not with the daemon at %s: %s", self._link.path, error)
+                level = logging.DEBUG if absent else logging.WARNING
+                _log.log(level, "kvquota: not with the daemon at %s: %s", self._link.path, error)
             self._complaint = complaint
             return False
         if isinstance(came, Session):
             self._complaint = ""
-            _log.info("kvquota: joined the daemon at %s, boot %s", self._link.path, came.boot_id)
+            _log.info("kvquota: found the daemon at %s, boot %s", self._link.path, came.boot_id)
             self.inbox.append(came)
             return True
         return came

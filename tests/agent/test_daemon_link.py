@@ -1,5 +1,6 @@
 import ctypes
 import json
+import logging
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ from kvquota.native.status import Reason, Status
 
 from tests.agent.fake_daemon import TIMEOUT, Connection, FakeDaemon
 from tests.agent.rig import PAGE, AgentRig
+from tests.support.daemon import until
 
 Make = Callable[..., AgentRig]
 
@@ -64,6 +66,27 @@ def test_a_daemon_that_restarts_finds_the_limit_in_force_and_a_newer_one_counts(
         observed = connection.wait(lambda seen: seen.revision_applied == 9, engine.turn)
         assert observed.mapped_pages == 2
         engine.close()
+
+
+def test_the_log_has_one_line_when_a_daemon_is_lost_and_one_when_it_is_found(
+    socket_path: Path, rig: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", "kvquota")
+    with FakeDaemon(socket_path, answer=says(3, 6 * PAGE)) as first:
+        engine = rig()
+        first.connection()
+    until("it tried again", lambda: "No such file" in caplog.text)
+    with FakeDaemon(socket_path) as second:
+        second.connection()
+        until("it is found", lambda: "found" in caplog.text)
+        engine.close()
+    lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.INFO]
+    assert lines == [
+        f"kvquota: instance test: 16 pages of {PAGE} bytes, limit {6 * PAGE} bytes, "
+        f"with the daemon at {socket_path}",
+        f"kvquota: lost the daemon at {socket_path}: its last limit stays in force",
+        f"kvquota: found the daemon at {socket_path}, boot boot",
+    ]
 
 
 def test_a_lower_revision_is_never_acted_on(socket_path: Path, rig: Make) -> None:

@@ -9,6 +9,7 @@ from kvquota.agent.agent import Agent
 from kvquota.agent.engines.vllm import versions
 from kvquota.agent.engines.vllm.adapter import VllmAdapter
 from kvquota.agent.engines.vllm.layout import COMMAND, Layout
+from kvquota.agent.engines.vllm.log import log_with_vllm
 from kvquota.agent.engines.vllm.pool import ElasticBlockPool, ElasticKVCacheManager
 from kvquota.agent.geometry import Geometry
 from kvquota.agent.rank_link import RemoteRank, rank_address
@@ -31,6 +32,7 @@ class _Elastic(Scheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         settings = Settings.required(os.environ)
+        log_with_vllm()
         versions.check_config(self.vllm_config)
         self._engine = _engine_core()
         geometry = Layout.of(self.kv_cache_config).geometry()

@@ -7,6 +7,7 @@ from typing import Any
 from kvquota.agent.engines.vllm import versions
 from kvquota.agent.engines.vllm.buffer import Allocation, KvBuffer
 from kvquota.agent.engines.vllm.layout import COMMAND, Layout
+from kvquota.agent.engines.vllm.log import log_with_vllm
 from kvquota.agent.rank_link import rank_address
 from kvquota.agent.rank_server import RankServer
 from kvquota.agent.settings import Settings
@@ -23,6 +24,7 @@ class KvquotaWorker(CPUWorker):
         self._settings = Settings.required(os.environ)
         self._buffer: KvBuffer | None = None
         self._server: RankServer | None = None
+        log_with_vllm()
         versions.check_config(self.vllm_config)
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
