@@ -175,6 +175,7 @@ def test_sigkill_of_every_process_leaves_nothing(
         engine.kill()
         until("they are gone", lambda: engine.pids() == [])
     until("the daemon sees it", lambda: not daemon.get(NAME).connected)
+    assert f" lost instance={NAME} " in daemon.log
     until("no address is left", lambda: not mine.intersection(addresses()))
     assert daemon.get(NAME).limit_bytes == 6 * PAGE_BYTES
     # Its name is free, and so is its memory.
@@ -192,6 +193,7 @@ def test_an_ending_engine_leaves_nothing(checkpoint: Path, daemon: DaemonProcess
         engine.generate(prompts(range(2)), OUTPUT)
     assert engine.pids() == []
     until("the daemon sees it", lambda: not daemon.get(NAME).connected)
+    assert f" left instance={NAME} " in daemon.log
     until("no address is left", lambda: not mine.intersection(addresses()))
 
 

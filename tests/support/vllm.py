@@ -18,6 +18,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from tests.support.session import granule_bytes, pids_of
+
 START_TIMEOUT = 90.0
 REPLY_TIMEOUT = 90.0
 ENVIRONMENT = {
@@ -127,18 +129,11 @@ class Engine:
 
     def pids(self) -> list[int]:
         """Every process of the engine's session that runs."""
-        return [pid for pid in _pids() if _session(pid) == self.pid]
+        return pids_of(self.pid)
 
     def kv_bytes(self) -> int:
         """Physical bytes behind the KV cache: what the memfds of our granules hold."""
-        found = {}
-        for pid in self.pids():
-            for link in Path(f"/proc/{pid}/fd").glob("*"):
-                with suppress(OSError):
-                    if os.readlink(link).startswith("/memfd:kvquota-granules"):
-                        status = link.stat()
-                        found[status.st_ino] = status.st_blocks * 512
-        return sum(found.values())
+        return granule_bytes(self.pids())
 
     def cpu_seconds(self) -> float:
         """User and system time of the engine's processes."""
@@ -178,19 +173,6 @@ def engine(model: Path, environment: Mapping[str, str], **options: Any) -> Itera
         yield running
     finally:
         running.close()
-
-
-def _pids() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-
-
-def _session(pid: int) -> int | None:
-    """None for a process that is gone, also where nobody has reaped it."""
-    try:
-        state, _, _, session = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:4]
-    except OSError:
-        return None
-    return None if state == "Z" else int(session)
 
 
 # What follows runs in the engine's processes.
