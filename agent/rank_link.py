@@ -105,7 +105,7 @@ class RemoteRank:
         with self._changed:
             self.lost = cause or f"{self.name} (pid {self.pid}) is gone"
             self._changed.notify_all()
-        _log.error("kvquota: lost %s", self.lost)
+        _log.error("kvquota: %s", self.lost)
         return False
 
     def close(self) -> None:
