@@ -1,6 +1,5 @@
 """How a real vLLM starts, joins and ends: without a daemon, with odd sizes, by SIGKILL, without KVQUOTA."""
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +8,7 @@ import pytest
 from kvquota.v1 import quota_pb2 as pb
 
 from tests.support.daemon import DaemonProcess, until
+from tests.support.session import abstract_addresses
 from tests.support.vllm import Engine, EngineError
 from tests.support.vllm_pages import BLOCK_TOKENS, OUTPUT, PAGE_BYTES, model, prompts, start
 
@@ -155,19 +155,13 @@ def test_asynchronous_scheduling(checkpoint: Path, daemon: DaemonProcess, expect
         assert [future.result(60).tokens for future in held] == expected
 
 
-def addresses() -> set[str]:
-    """Where ranks of a vLLM on this machine listen."""
-    return set(re.findall(r"@kvquota/\d+/rank/\d+", Path("/proc/net/unix").read_text()))
-
-
 def test_sigkill_of_every_process_leaves_nothing(
     checkpoint: Path, daemon: DaemonProcess, expected: list[list[int]]
 ) -> None:
     daemon.start()
     daemon.set(NAME, 6 * PAGE_BYTES, create=True)
-    before = addresses()
     with running(checkpoint, joins(daemon)) as engine:
-        mine = addresses() - before
+        mine = abstract_addresses(engine.pids())
         assert mine
         serve(engine, expected)
         for prompt in prompts(range(10)):
@@ -176,7 +170,7 @@ def test_sigkill_of_every_process_leaves_nothing(
         until("they are gone", lambda: engine.pids() == [])
     until("the daemon sees it", lambda: not daemon.get(NAME).connected)
     assert f" lost instance={NAME} " in daemon.log
-    until("no address is left", lambda: not mine.intersection(addresses()))
+    until("no address is left", lambda: not mine & abstract_addresses())
     assert daemon.get(NAME).limit_bytes == 6 * PAGE_BYTES
     # Its name is free, and so is its memory.
     with running(checkpoint, joins(daemon)) as engine:
@@ -186,15 +180,14 @@ def test_sigkill_of_every_process_leaves_nothing(
 
 def test_an_ending_engine_leaves_nothing(checkpoint: Path, daemon: DaemonProcess) -> None:
     daemon.start()
-    before = addresses()
     with running(checkpoint, joins(daemon)) as engine:
-        mine = addresses() - before
+        mine = abstract_addresses(engine.pids())
         assert mine
         engine.generate(prompts(range(2)), OUTPUT)
     assert engine.pids() == []
     until("the daemon sees it", lambda: not daemon.get(NAME).connected)
     assert f" left instance={NAME} " in daemon.log
-    until("no address is left", lambda: not mine.intersection(addresses()))
+    until("no address is left", lambda: not mine & abstract_addresses())
 
 
 def test_flags_do_what_the_entry_point_does(

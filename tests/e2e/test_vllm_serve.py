@@ -11,7 +11,7 @@ from kvquota.native import DeviceRecord
 from kvquota.v1 import quota_pb2 as pb
 
 from tests.support.daemon import DaemonProcess, FakeAgent, until
-from tests.support.session import all_pids, memfd_inodes
+from tests.support.session import abstract_addresses, all_pids, memfd_inodes
 from tests.support.vllm_pages import OUTPUT, PAGE_BYTES, model, prompt, prompts
 from tests.support.vllm_server import Server, server
 
@@ -73,11 +73,6 @@ def device_bytes(daemon: DaemonProcess) -> int:
                 finally:
                     record.close()
     raise AssertionError("the daemon has no device record")
-
-
-def addresses() -> set[str]:
-    """Where ranks of a vLLM on this machine listen."""
-    return set(re.findall(r"@kvquota/\S+", Path("/proc/net/unix").read_text()))
 
 
 def healthy(running: Server) -> bool:
@@ -153,9 +148,8 @@ def test_a_signal_to_the_process_group_leaves_nothing(
     loaded: bool,
 ) -> None:
     files = sorted(daemon.runtime_dir.iterdir())
-    before = addresses()
     with serving(checkpoint, daemon, tmp_path) as running:
-        mine = addresses() - before
+        mine = abstract_addresses(running.pids())
         assert mine
         assert running.generate(prompts(range(8)), OUTPUT) == expected[:8]
         requests = []
@@ -177,7 +171,7 @@ def test_a_signal_to_the_process_group_leaves_nothing(
         until("every process is gone", lambda: running.pids() == [])
         until("the daemon sees it", lambda: not daemon.get(NAME).connected)
 
-        until("no address is left", lambda: not mine & addresses())
+        until("no address is left", lambda: not mine & abstract_addresses())
         until("its memfds are gone", lambda: not granules & memfd_inodes(set(all_pids()) - {daemon.pid}))
         assert device_bytes(daemon) == 0
         assert sorted(daemon.runtime_dir.iterdir()) == files

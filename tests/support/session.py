@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _MAPPED = re.compile(r" (\d+) +/memfd:kvquota-")
+_ADDRESS = re.compile(r" (\d+) (@kvquota/\S+)$", re.MULTILINE)
 _OURS = "/memfd:kvquota-"
 
 
@@ -38,13 +39,27 @@ def memfd_inodes(pids: Iterable[int]) -> set[int]:
     return found
 
 
+def abstract_addresses(pids: Iterable[int] | None = None) -> set[str]:
+    """Abstract addresses of ours at which `pids` (None: any process) have a Unix socket."""
+    found = {address: inode for inode, address in _ADDRESS.findall(Path("/proc/net/unix").read_text())}
+    if pids is None:
+        return set(found)
+    theirs = {target for pid in pids for _, target in _descriptors(pid)}
+    return {address for address, inode in found.items() if f"socket:[{inode}]" in theirs}
+
+
 def _memfds(pids: Iterable[int]) -> Iterator[tuple[os.stat_result, str]]:
     for pid in pids:
-        for link in Path(f"/proc/{pid}/fd").glob("*"):
-            with suppress(OSError):
-                target = os.readlink(link)
-                if target.startswith(_OURS):
+        for link, target in _descriptors(pid):
+            if target.startswith(_OURS):
+                with suppress(OSError):
                     yield link.stat(), target
+
+
+def _descriptors(pid: int) -> Iterator[tuple[Path, str]]:
+    for link in Path(f"/proc/{pid}/fd").glob("*"):
+        with suppress(OSError):
+            yield link, os.readlink(link)
 
 
 def _session(pid: int) -> int | None:
