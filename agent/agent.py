@@ -145,6 +145,21 @@ class Agent:
             pages, lambda rank, created: rank.wait(created, max(0.0, end - time.monotonic()))
         )
 
+    def ask(self, pages: int) -> int:
+        """Ask for credits for `pages` more pages, within the target; those that are there may grow at once.
+
+        Returns how many of all that were asked for are still to come: not created, and not refused. Each of
+        them wakes the engine, however it ends. 0 where the target allows no growth or a rank is lost.
+        """
+        # As for grow_now.
+        self._due = True
+        return self._balloon.ask(pages)
+
+    @property
+    def room(self) -> int:
+        """Pages that the target allows beyond those in circulation; 0 where a rank is lost."""
+        return self._balloon.room
+
     @property
     def target_pages(self) -> int:
         """Pages that the limit in force allows, as of the last change of the books."""

@@ -169,6 +169,13 @@ class Balloon:
         self._unmaps.clear()
         return command
 
+    def ask(self, pages: int) -> int:
+        """Ask for `pages` credits. Returns how many of all that were asked for are still to come."""
+        self._read_reports()
+        self._grow(self._adapter.grown())
+        allowed = self._adjust_credits(pages)
+        return 0 if self._lost() else max(0, self._outstanding() - allowed)
+
     def allow_now(self, pages: int, wait: Callable[[Rank, int], None]) -> int:
         """Ask for `pages` credits and `wait(rank, created)` for them. Returns how many pages may grow now."""
         self._read_reports()
@@ -188,6 +195,12 @@ class Balloon:
         self._adapter.allow(0)
         for account in self._accounts:
             account.ask(self._used)
+
+    @property
+    def room(self) -> int:
+        """Pages that the target allows beyond those in circulation, credits for some of them included."""
+        usage = self._usage()
+        return 0 if self._lost() else max(0, self._target - _circulation(usage) - self._gone())
 
     @property
     def over(self) -> bool:

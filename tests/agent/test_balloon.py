@@ -180,3 +180,49 @@ def test_growth_for_a_running_request_waits_for_the_credits_it_asks_for() -> Non
     waited.clear()
     assert rig.balloon.allow_now(2, wait) == 0  # type: ignore[arg-type]
     assert waited == []
+
+
+def test_credits_are_still_to_come_until_every_rank_has_created_them() -> None:
+    rig = Rig(ranks=2)
+    rig.adapter.is_busy = True
+    assert rig.balloon.ask(3) == 3
+    rig.ranks[0].create()
+    assert rig.balloon.ask(3) == 3
+    rig.ranks[1].create(2)
+    assert rig.balloon.ask(3) == 1
+    assert rig.adapter.allowed == 2
+    rig.ranks[1].create()
+    assert rig.balloon.ask(3) == 0
+    assert rig.adapter.allowed == 3
+
+
+def test_nothing_is_to_come_beyond_the_target() -> None:
+    rig = Rig()
+    rig.adapter.is_busy = True
+    rig.fill(4)
+    rig.limit(6)
+    rig.step()
+    assert rig.balloon.room == 2
+    assert rig.balloon.ask(5) == 2
+    rig.create()
+    assert rig.balloon.ask(5) == 0
+    rig.limit(4)
+    assert rig.balloon.room == 0
+    assert rig.balloon.ask(5) == 0
+
+
+def test_nothing_is_to_come_from_ranks_that_refused_or_are_lost() -> None:
+    rig = Rig(ranks=2)
+    rig.adapter.is_busy = True
+    assert rig.balloon.ask(3) == 3
+    rig.ranks[0].create()
+    rig.ranks[1].create(1)
+    rig.ranks[1].refuse()
+    assert rig.balloon.ask(3) == 0
+    assert rig.adapter.allowed == 1
+    # The time to ask again has come.
+    rig.now += LONG_NS
+    assert rig.balloon.ask(3) == 2
+    rig.ranks[0].lost = "gone"
+    assert rig.balloon.ask(3) == 0
+    assert rig.balloon.room == 0

@@ -37,6 +37,9 @@ class Rig:
             requests=self.requests,
             running=self.running,
             get_request_counts=lambda: (len(self.running), 0),
+            waiting=[],
+            _inflight_prefills=set(),
+            max_num_running_reqs=16,
         )
         self.adapter = VllmAdapter(scheduler, geometry, self.queue, lambda: None)
         self.pool.adapter = self.adapter

@@ -2,12 +2,17 @@
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 import vllm
 from kvquota.agent.contract import Counters
 from kvquota.agent.geometry import Geometry
 from kvquota.native import PageQueue
+from vllm.v1.core.sched.interface import PauseState
+
+# Waiting requests whose memory is asked for ahead: looking one up in the cache takes time of the step.
+_LOOK_AHEAD = 64
 
 
 class VllmAdapter:
@@ -24,12 +29,15 @@ class VllmAdapter:
         # The agent's, once there is one.
         self.grow_now: Callable[[int], int] = lambda _pages: 0
         self.target_pages: Callable[[], int] = lambda: geometry.pages
+        self.room: Callable[[], int] = lambda: 0
+        self.ask: Callable[[int], int] = lambda _pages: 0
         self._scheduler = scheduler
-        self._pool = scheduler.kv_cache_manager.block_pool
+        self._manager = scheduler.kv_cache_manager
+        self._pool = self._manager.block_pool
         self._queue = queue
         self._ranges = geometry.ranges()
         self._page_blocks = max(end - first for first, end in self._ranges)
-        self._groups = len(scheduler.kv_cache_manager.coordinator.single_type_managers)
+        self._groups = len(self._manager.coordinator.single_type_managers)
         self._missing = 0
         self._wanted = 0
         self._evicted = 0
@@ -76,20 +84,58 @@ class VllmAdapter:
             self._blocked_since = time.monotonic_ns()
         return False
 
+    def must_wait(self, lacking: int) -> bool:
+        """Whether an admission that lacks so many blocks should wait for growth rather than evict.
+
+        True only while credits are coming, which wake the engine, and while they are not enough yet. What
+        running requests will want stays theirs: they do not wait.
+        """
+        queue = self._queue
+        lacking += self._ahead()
+        if lacking <= queue.num_uncached_blocks or not self.room():
+            return False
+        coming = self.ask(self._pages(lacking - queue.num_uncached_blocks))
+        # Some may have come by now.
+        missing = lacking - queue.num_uncached_blocks
+        if not coming or missing <= 0:
+            return False
+        self.refuse(missing, running=False)
+        return True
+
     def begin_scheduling(self) -> None:
         """Forget what the last step refused: what is still refused in this one says so again."""
         self._missing = 0
 
     def end_scheduling(self) -> None:
         """Look back at what was refused, and ahead to the next block of each running request."""
+        queue = self._queue
         # Free blocks of draining pages are for running requests only: nobody else may count on them.
-        self._queue.for_running = False
+        queue.for_running = False
         if self._blocked_since and not self._missing:
             self._blocked_ns += time.monotonic_ns() - self._blocked_since
             self._blocked_since = 0
         # Rather a new page than an eviction.
-        ahead = self._groups * len(self._scheduler.running) - self._queue.num_uncached_blocks
+        ahead = self._ahead() + self._queued() - queue.num_uncached_blocks
         self._wanted = self._pages(max(self._missing, ahead, 0))
+
+    def _ahead(self) -> int:
+        """Blocks that the running requests will want: for the rest of their prompts, and one more each."""
+        scheduler = self._scheduler
+        prefills: int = sum(self._manager.lacking(request) for request in scheduler._inflight_prefills)
+        return self._groups * len(scheduler.running) + prefills
+
+    def _queued(self) -> int:
+        """Blocks that the next requests to be admitted lack: a burst asks for all its memory at once."""
+        scheduler = self._scheduler
+        slots = scheduler.max_num_running_reqs - len(scheduler.running)
+        if not scheduler.waiting or slots <= 0 or not self.room():
+            return 0
+        if scheduler.pause_state != PauseState.UNPAUSED:
+            return 0
+        return sum(
+            self._manager.lacking(request, self._manager.hits(request))
+            for request in islice(scheduler.waiting, min(slots, _LOOK_AHEAD))
+        )
 
     def _pages(self, blocks: int) -> int:
         return -(-blocks // self._page_blocks)

@@ -1,12 +1,16 @@
 """vLLM's block pool and KV cache manager, once their free list is a PageQueue."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from kvquota.agent.engines.vllm.adapter import VllmAdapter
 from kvquota.native import PageQueue
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request, RequestStatus
+
+Hits = Sequence[Sequence[KVCacheBlock]]
 
 
 class ElasticBlockPool(BlockPool):
@@ -71,20 +75,52 @@ class ElasticKVCacheManager(KVCacheManager):
     def allocate_slots(
         self, request: Request, num_new_tokens: int, *args: Any, **kwargs: Any
     ) -> KVCacheBlocks | None:
-        """As vLLM, but a running request asks for more pages before the engine preempts one."""
+        """As vLLM, but nothing is evicted or preempted that growth can spare.
+
+        An admission waits for growth that is coming; a running request asks for more pages.
+        """
+        queue = self.block_pool.free_block_queue
         running = request.status == RequestStatus.RUNNING
-        self.block_pool.free_block_queue.for_running = running
+        queue.for_running = running
+        found = kwargs.get("new_computed_blocks")
+        hits = () if found is None else found.blocks
+        if not running and self._evictable(hits) and self.adapter.must_wait(self.lacking(request, hits)):
+            return None
         blocks = super().allocate_slots(request, num_new_tokens, *args, **kwargs)
-        if blocks is None and self.adapter.refuse(self._missing(request, num_new_tokens), running=running):
-            blocks = super().allocate_slots(request, num_new_tokens, *args, **kwargs)
+        if blocks is None:
+            free = queue.num_free_blocks - _unused(hits)
+            missing = max(1, self.lacking(request, hits, num_new_tokens) - free)
+            if self.adapter.refuse(missing, running=running):
+                blocks = super().allocate_slots(request, num_new_tokens, *args, **kwargs)
         return blocks
 
-    def _missing(self, request: Request, num_new_tokens: int) -> int:
-        """Blocks that `request` lacked; at least 1. A prefix that hits is not subtracted."""
+    def lacking(self, request: Request, hits: Hits = (), num_new_tokens: int = 0) -> int:
+        """Blocks that `request` lacks for its tokens so far and `num_new_tokens` more, beside its `hits`."""
         tokens = max(request.num_tokens, request.num_computed_tokens + num_new_tokens)
         lacking = 0
-        for manager in self.coordinator.single_type_managers:
+        for group, manager in enumerate(self.coordinator.single_type_managers):
+            needed = -(-tokens // int(manager.block_size))
+            # Where a window slides, blocks behind it are used again.
+            if manager.max_admission_blocks_per_request is not None:
+                needed = min(needed, manager.max_admission_blocks_per_request)
             held = len(manager.req_to_blocks.get(request.request_id, ()))
-            lacking += max(0, -(-tokens // manager.block_size) - held)
-        free: int = self.block_pool.get_num_free_blocks()
-        return max(1, lacking - free)
+            found = len(hits[group]) if hits else 0
+            lacking += max(0, needed - held - found)
+        return lacking
+
+    def hits(self, request: Request) -> Hits:
+        """The cached blocks that `request` would be admitted with, of each group."""
+        if not self.enable_caching or request.num_computed_tokens:
+            return ()
+        hits: Hits = self.coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)[0]
+        return hits
+
+    def _evictable(self, hits: Hits) -> int:
+        """Free cached blocks beside `hits`."""
+        queue = self.block_pool.free_block_queue
+        return queue.num_free_blocks - queue.num_uncached_blocks - _unused(hits)
+
+
+def _unused(hits: Hits) -> int:
+    """Those of `hits` that no request holds."""
+    return sum(block.ref_cnt == 0 for blocks in hits for block in blocks)

@@ -55,6 +55,8 @@ class _Elastic(Scheduler):
             wakes=isinstance(self._engine, EngineCoreProc),
         )
         self._adapter.grow_now = self._agent.grow_now
+        self._adapter.ask = self._agent.ask
+        self._adapter.room = lambda: self._agent.room
         self._adapter.target_pages = lambda: self._agent.target_pages
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
