@@ -10,6 +10,7 @@ from kvquota.agent.contract import Counters
 from kvquota.agent.geometry import Geometry
 from kvquota.native import PageQueue
 from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.request import RequestStatus
 
 # Waiting requests whose memory is asked for ahead: looking one up in the cache takes time of the step.
 _LOOK_AHEAD = 64
@@ -31,6 +32,8 @@ class VllmAdapter:
         self.target_pages: Callable[[], int] = lambda: geometry.pages
         self.room: Callable[[], int] = lambda: 0
         self.ask: Callable[[int], int] = lambda _pages: 0
+        # The waiting request that this step refused memory, where vLLM stopped looking at those behind it.
+        self.not_admitted: Any = None
         self._scheduler = scheduler
         self._manager = scheduler.kv_cache_manager
         self._pool = self._manager.block_pool
@@ -74,18 +77,19 @@ class VllmAdapter:
         evict = self._pool._maybe_evict_cached_block
         self._evicted += sum(evict(block) for block in blocks)
 
-    def refuse(self, missing: int, *, running: bool) -> bool:
-        """A request lacked `missing` blocks. True if it should try again: there are pages for it now."""
+    def refuse(self, request: Any, missing: int) -> bool:
+        """`request` lacked `missing` blocks. True if it should try again: there are pages for it now."""
         self._refused += 1
         self._missing = max(self._missing, missing)
-        if running:
+        if request.status == RequestStatus.RUNNING:
             return self.grow_now(self._pages(missing)) > 0
+        self.not_admitted = request
         if not self._blocked_since:
             self._blocked_since = time.monotonic_ns()
         return False
 
-    def must_wait(self, lacking: int) -> bool:
-        """Whether an admission that lacks so many blocks should wait for growth rather than evict.
+    def must_wait(self, request: Any, lacking: int) -> bool:
+        """Whether `request`, which lacks so many blocks, should wait for growth rather than evict.
 
         True only while credits are coming, which wake the engine, and while they are not enough yet. What
         running requests will want stays theirs: they do not wait.
@@ -99,12 +103,13 @@ class VllmAdapter:
         missing = lacking - queue.num_uncached_blocks
         if not coming or missing <= 0:
             return False
-        self.refuse(missing, running=False)
+        self.refuse(request, missing)
         return True
 
     def begin_scheduling(self) -> None:
         """Forget what the last step refused: what is still refused in this one says so again."""
         self._missing = 0
+        self.not_admitted = None
 
     def end_scheduling(self) -> None:
         """Look back at what was refused, and ahead to the next block of each running request."""
@@ -139,11 +144,6 @@ class VllmAdapter:
 
     def _pages(self, blocks: int) -> int:
         return -(-blocks // self._page_blocks)
-
-    @property
-    def starved(self) -> bool:
-        """Whether the last step refused memory to a request."""
-        return self._missing > 0
 
     def wanted(self) -> int:
         """For the requests that the last step refused, and for the running ones to go on."""

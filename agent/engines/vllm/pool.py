@@ -84,13 +84,15 @@ class ElasticKVCacheManager(KVCacheManager):
         queue.for_running = running
         found = kwargs.get("new_computed_blocks")
         hits = () if found is None else found.blocks
-        if not running and self._evictable(hits) and self.adapter.must_wait(self.lacking(request, hits)):
-            return None
+        if not running and self._evictable(hits):
+            lacking = self.lacking(request, hits)
+            if self.adapter.must_wait(request, lacking):
+                return None
         blocks = super().allocate_slots(request, num_new_tokens, *args, **kwargs)
         if blocks is None:
             free = queue.num_free_blocks - _unused(hits)
             missing = max(1, self.lacking(request, hits, num_new_tokens) - free)
-            if self.adapter.refuse(missing, running=running):
+            if self.adapter.refuse(request, missing):
                 blocks = super().allocate_slots(request, num_new_tokens, *args, **kwargs)
         return blocks
 
@@ -117,7 +119,7 @@ class ElasticKVCacheManager(KVCacheManager):
 
     def _evictable(self, hits: Hits) -> int:
         """Free cached blocks beside `hits`."""
-        queue = self.block_pool.free_block_queue
+        queue: PageQueue = self.block_pool.free_block_queue
         return queue.num_free_blocks - queue.num_uncached_blocks - _unused(hits)
 
 

@@ -20,6 +20,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.engine.core import EngineCore, EngineCoreProc, EngineShutdownState
+from vllm.v1.request import RequestStatus
 
 _RANK_TIMEOUT_S = 10.0
 # Whatever ends a shortage rings, so this bounds only what a lost ring could cost.
@@ -68,7 +69,7 @@ class _Elastic(Scheduler):
         command = self._agent.end_step()
         if command is not None:
             setattr(output, COMMAND, command)
-        elif self._adapter.starved and not output.total_num_scheduled_tokens:
+        elif not output.total_num_scheduled_tokens and self._only_memory_helps():
             self._rest(output)
         return output
 
@@ -105,12 +106,22 @@ class _Elastic(Scheduler):
         if inputs is not None:
             inputs.put_nowait((EngineCoreRequestType.WAKEUP, None))
 
+    def _only_memory_helps(self) -> bool:
+        """Whether the request that vLLM looks at first was refused memory: it looks at none behind it.
+
+        One that waits for anything else (its grammar, remote KV, a LoRA slot) is passed over, and is first
+        again at the next step: it may advance by stepping alone. A session without input waits for a request.
+        """
+        for request in versions.in_order(self):
+            if request.status != RequestStatus.WAITING_FOR_STREAMING_REQ:
+                return request is self._adapter.not_admitted
+        return False
+
     def _rest(self, output: SchedulerOutput) -> None:
         """Sleep until the engine core is told something: a limit or a credit, a request, an abort, a signal.
 
         Without it a loop that can admit nothing spins. News that came since begin_step is still in the input
-        queue. No sleep while a step with tokens is in flight, or anything but memory is awaited: that may
-        advance by stepping alone.
+        queue. No sleep while a step with tokens is in flight, or blocks are yet to be freed.
         """
         inputs = getattr(self._engine, "input_queue", None)
         in_flight = any(step.total_num_scheduled_tokens for _, step, _ in self._engine.batch_queue or ())
@@ -119,7 +130,6 @@ class _Elastic(Scheduler):
             or in_flight
             or output.finished_req_ids
             or self.running
-            or versions.passed_over(self)
             or self.deferred_frees
             or self.connector is not None
             or self.ec_connector is not None

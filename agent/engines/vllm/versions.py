@@ -5,6 +5,7 @@ Imports nothing of an engine: it must be able to say that a version does not fit
 
 import inspect
 from collections.abc import Iterable
+from itertools import chain
 from pkgutil import resolve_name
 from typing import Any
 
@@ -32,8 +33,9 @@ _SEAMS: list[tuple[str, str, tuple[str, ...]]] = [
     (
         "requests are looked at through",
         _SCHEDULER,
-        ("requests", "running", "waiting", "deferred_frees", "connector", "ec_connector"),
+        ("requests", "running", "waiting", "deferred_frees", "connector", "ec_connector", "pause_state"),
     ),
+    ("growth is asked for by", _SCHEDULER, ("_inflight_prefills", "max_num_running_reqs")),
     (
         "blocks are evicted through",
         _POOL,
@@ -69,29 +71,29 @@ _SEAMS: list[tuple[str, str, tuple[str, ...]]] = [
     ),
 ]
 
-# What differs. Requests that wait for anything but memory, and those that a scan passed over, are in:
-_PASSED_OVER = {"0.30": "skipped_waiting", "0.32": "deferred_waiting"}
+# What differs. Waiting requests that are looked at before those in `waiting`, are in:
+_LOOKED_AT_FIRST = {"0.30": "skipped_waiting", "0.32": "kv_holding_waiting"}
 
 
 def known() -> str:
     """The installed version, MAJOR.MINOR. Raises SettingError for one that this kvquota does not know."""
     version = ".".join(vllm.__version__.split(".")[:2])
-    if version not in _PASSED_OVER:
+    if version not in _LOOKED_AT_FIRST:
         raise SettingError(
             f"vLLM {vllm.__version__} is not known to this kvquota: expected one of "
-            f"{', '.join(_PASSED_OVER)}; set KVQUOTA=0 to run without elastic memory"
+            f"{', '.join(_LOOKED_AT_FIRST)}; set KVQUOTA=0 to run without elastic memory"
         )
     return version
 
 
-def passed_over(scheduler: Any) -> Any:
-    """The waiting requests of a vLLM scheduler that may wait for more than memory."""
-    return getattr(scheduler, _PASSED_OVER[known()])
+def in_order(scheduler: Any) -> Iterable[Any]:
+    """The waiting requests of a vLLM scheduler, in the order in which it looks at them."""
+    return chain(getattr(scheduler, _LOOKED_AT_FIRST[known()]), scheduler.waiting)
 
 
 def check() -> None:
     """Raises SettingError, naming the seams that the installed version lacks."""
-    differing = ("what requests wait for is told by", _SCHEDULER, (_PASSED_OVER[known()],))
+    differing = ("requests are looked at first in", _SCHEDULER, (_LOOKED_AT_FIRST[known()],))
     problems = [
         f"{purpose} {owner.partition(':')[2]}.{name}, which it lacks"
         for purpose, owner, names in (*_SEAMS, differing)
