@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kvquota.agent.contract import PageCommand, RankFault
+from kvquota.native import PageQueue
 
 from tests.agent.fake_daemon import FakeDaemon
 from tests.agent.model import ModelRank
@@ -21,6 +23,7 @@ from tests.support.vllm_pages import BLOCK_BYTES, BLOCK_TOKENS, PAGE_BYTES, SHAP
 
 PAGE_BLOCKS = PAGE_BYTES // BLOCK_BYTES
 TIMEOUT = 20.0
+_PACKAGE = "kvquota.agent.engines.vllm"
 
 
 class HeldRank(ModelRank):
@@ -50,6 +53,10 @@ class HeldRank(ModelRank):
         super().refuse()
         os.eventfd_write(self._ring, 1)
 
+    def finish(self, command: PageCommand, *faults: RankFault) -> None:
+        super().finish(command, *faults)
+        os.eventfd_write(self._ring, 1)
+
     def wait(self, created: int, timeout: float) -> None:
         """What is held does not come while it is waited for."""
 
@@ -68,7 +75,7 @@ class Core:
     """An engine core over `pages` pages: it makes the steps that a test asks for, or runs its own loop."""
 
     def __init__(
-        self, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, *, pages: int, **options: Any
+        self, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, *, pages: int, asynchronous: bool = False
     ) -> None:
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.core import EngineCore, EngineCoreProc, EngineShutdownState
@@ -102,11 +109,12 @@ class Core:
             "kv_cache_memory_bytes": pages * PAGE_BYTES,
             "max_model_len": 1024,
             "max_num_seqs": 16,
-            "scheduler_cls": "kvquota.agent.engines.vllm.KvquotaScheduler",
-            "worker_cls": "kvquota.agent.engines.vllm.KvquotaWorker",
-            **options,
+            "scheduler_cls": f"{_PACKAGE}.Kvquota{'Async' if asynchronous else ''}Scheduler",
+            "worker_cls": f"{_PACKAGE}.KvquotaWorker",
         }
         config = EngineArgs(**merged).create_engine_config()
+        # The CPU platform has turned it off.
+        config.scheduler_config.async_scheduling = asynchronous
         self.engine: Any = WithoutSockets(config, lambda _config: _NoModel(self, pages * PAGE_BYTES))
         self.scheduler = self.engine.scheduler
         self.connection = self.daemon.connection()
@@ -156,6 +164,11 @@ class Core:
         """Wait until the watcher has woken the engine."""
         self.engine.input_queue.get(timeout=TIMEOUT)
 
+    @property
+    def queue(self) -> PageQueue:
+        queue: PageQueue = self.scheduler.kv_cache_manager.block_pool.free_block_queue
+        return queue
+
     def cached_blocks(self) -> int:
         """Blocks in the prefix cache."""
         return len(self.scheduler.kv_cache_manager.block_pool.cached_block_hash_to_block)
@@ -167,7 +180,7 @@ class Core:
 
     def pages(self) -> int:
         """Pages in circulation."""
-        return sum(self.scheduler.kv_cache_manager.block_pool.free_block_queue.usage()[:3])
+        return sum(self.queue.usage()[:3])
 
     def start(self) -> None:
         """Have the engine's own loop run."""
@@ -262,9 +275,13 @@ class _NoModel:
             req_id_to_index={name: index for index, name in enumerate(names)},
             sampled_token_ids=[[7] if done else [] for done in whole],
         )
-        future: Future[Any] = Future()
-        future.set_result(result)
-        return future
+        self._sampled: Future[Any] = Future()
+        self._sampled.set_result(result)
+        return self._sampled
+
+    def sample_tokens(self, _grammar: Any, **_options: Any) -> Any:
+        """Of the step that was executed last: asked for where steps overlap."""
+        return self._sampled
 
     def shutdown(self) -> None:
         pass
