@@ -3,7 +3,7 @@
 from kvquota.agent.contract import PageCommand
 from kvquota.native.status import Reason, Status
 
-from tests.agent.balloon_rig import Rig
+from tests.agent.balloon_rig import LONG_NS, Rig
 from tests.agent.model import ModelRank
 
 

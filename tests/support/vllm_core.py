@@ -154,11 +154,11 @@ class Core:
         self.engine.step_fn()
 
     def step_until(self, reached: Callable[[], bool]) -> None:
-        for _ in range(100):
+        for _ in range(1000):
             if reached():
                 return
             self.step()
-        raise AssertionError(f"not reached in 100 steps: {self.scheduler.requests}")
+        raise AssertionError(f"not reached in 1000 steps: {self.scheduler.requests}")
 
     def until_told(self) -> None:
         """Wait until the watcher has woken the engine."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from kvquota.agent.engines.vllm import versions
 from kvquota.agent.engines.vllm.adapter import VllmAdapter
 from kvquota.native import PageQueue
 from vllm.v1.core.block_pool import BlockPool
@@ -102,9 +103,8 @@ class ElasticKVCacheManager(KVCacheManager):
         lacking = 0
         for group, manager in enumerate(self.coordinator.single_type_managers):
             needed = -(-tokens // int(manager.block_size))
-            # Where a window slides, blocks behind it are used again.
-            if manager.max_admission_blocks_per_request is not None:
-                needed = min(needed, manager.max_admission_blocks_per_request)
+            if (most := versions.most_blocks(manager)) is not None:
+                needed = min(needed, most)
             held = len(manager.req_to_blocks.get(request.request_id, ()))
             found = len(hits[group]) if hits else 0
             lacking += max(0, needed - held - found)

@@ -17,6 +17,7 @@ _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 _FREE_LIST = "vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue"
 _POOL = "vllm.v1.core.block_pool:BlockPool"
 _MANAGER = "vllm.v1.core.kv_cache_manager:KVCacheManager"
+_TYPE_MANAGER = "vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager"
 
 # What a seam is for, whose it is, and the names that it needs there.
 _SEAMS: list[tuple[str, str, tuple[str, ...]]] = [
@@ -73,6 +74,8 @@ _SEAMS: list[tuple[str, str, tuple[str, ...]]] = [
 
 # What differs. Waiting requests that are looked at before those in `waiting`, are in:
 _LOOKED_AT_FIRST = {"0.30": "skipped_waiting", "0.32": "kv_holding_waiting"}
+# Where a window slides, the most blocks that a request needs, as its manager knows it:
+_MOST_BLOCKS = {"0.30": "_max_admission_blocks_per_request", "0.32": "max_admission_blocks_per_request"}
 
 
 def known() -> str:
@@ -91,12 +94,21 @@ def in_order(scheduler: Any) -> Iterable[Any]:
     return chain(getattr(scheduler, _LOOKED_AT_FIRST[known()]), scheduler.waiting)
 
 
+def most_blocks(manager: Any) -> int | None:
+    """What a request needs at most of a vLLM manager of one type of KV cache; None: that has no end."""
+    most: int | None = getattr(manager, _MOST_BLOCKS[known()])
+    return most
+
+
 def check() -> None:
     """Raises SettingError, naming the seams that the installed version lacks."""
-    differing = ("requests are looked at first in", _SCHEDULER, (_LOOKED_AT_FIRST[known()],))
+    differing = [
+        ("requests are looked at first in", _SCHEDULER, (_LOOKED_AT_FIRST[known()],)),
+        ("what a window holds is told by", _TYPE_MANAGER, (_MOST_BLOCKS[known()], "req_to_blocks")),
+    ]
     problems = [
         f"{purpose} {owner.partition(':')[2]}.{name}, which it lacks"
-        for purpose, owner, names in (*_SEAMS, differing)
+        for purpose, owner, names in (*_SEAMS, *differing)
         for name in _lacking(owner, names)
     ]
     calls = [name for name in dir(_find(_FREE_LIST)) if not name.startswith("_")]

@@ -123,6 +123,10 @@ def test_a_grammar_is_taken_up_when_it_is_ready_though_the_next_request_lacks_me
 
 
 def test_a_grammar_behind_a_request_that_lacks_memory_keeps_no_loop_awake(core: Core) -> None:
+    from kvquota.agent.engines.vllm import versions
+
+    if versions.known() == "0.30":
+        pytest.skip("vLLM 0.30 looks at requests without a grammar first, wherever they are in the queue")
     starve(core)
     request, held, compiled = structured(core, "grammar")
     core.until("it is queued", lambda: "grammar" in core.scheduler.requests)
