@@ -1,7 +1,8 @@
 // The elastic memory of one rank: a reserved range of addresses for all KV tensors, backed page by page.
 //
-// One worker thread creates credits ahead, unmaps behind fences, and tries again what did not go. No lock is
-// held during a driver call.
+// One worker thread creates credits ahead, unmaps behind fences, and tries again what did not go. What it unmaps
+// while credits are to be created becomes those; all other memory goes back to the driver. No lock is held
+// during a driver call.
 #pragma once
 
 #include <chrono>
@@ -116,17 +117,19 @@ class Arena final : public ForkAware {
   void add_fault(uint64_t seq, int64_t page, const DriverError& error);
   // All of the page's, or those of one operation.
   void end_faults(int64_t page, const char* operation = nullptr);
+  bool has_fault(uint64_t page) const;
 
   void start_worker();
   void work();
-  void retire_next(Lock& lock);
   void drop_one(Lock& lock);
   void create_one(Lock& lock);
   void retry(Lock& lock);
   void try_again_later();
   void keep_leftover(PageMemory memory, const DriverError& error);
   void retire(Lock& lock, uint64_t seq, PageSet& pages, Fence fence);
-  std::vector<PageError> unmap_and_release(PageSet& pages, Fence& fence);
+  void give_back(Lock& lock, uint64_t seq, PageSet& pages);
+  bool recycle(uint64_t page, PageMemory& memory);
+  void quarantine(uint64_t page, PageMemory memory);
   void pass_fence(Fence& fence);
   void destroy_fence(Driver::Event fence);
   static void forget_released(std::vector<PageMemory>& group);

@@ -49,6 +49,8 @@ class PageMapper {
   // On an exception (which names the page) nothing is mapped, but for pages that could not be unmapped again:
   // `stuck`.
   void map(PageSet& pages, std::vector<PageError>& stuck);
+  // Pages to unmap at once: what waits behind them waits for no more.
+  uint64_t pages_at_once() const;
   // Unmaps all it can, neighbouring pages in one call, and returns the pages that still are mapped, and why.
   std::vector<PageError> unmap(PageSet& pages);
   // Gives the addresses back, once.

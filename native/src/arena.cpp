@@ -132,6 +132,11 @@ void Arena::end_faults(int64_t page, const char* operation) {
                faults.end());
 }
 
+bool Arena::has_fault(uint64_t page) const {
+  return std::any_of(books_.faults.begin(), books_.faults.end(),
+                     [&](const Fault& fault) { return fault.page == static_cast<int64_t>(page); });
+}
+
 void Arena::ask(uint64_t asked, uint64_t dropped) {
   const Lock lock(mutex_);
   check_open();
@@ -267,8 +272,17 @@ std::optional<DriverError> Arena::give_all_back() {
   mapped_.merge(quarantined_);
   if (!mapped_.empty()) {
     Fence fence;
-    for (const PageError& failed : unmap_and_release(mapped_, fence)) {
-      if (!first) first = failed.error;
+    attempt([&] {
+      pass_fence(fence);
+      for (const PageError& failed : mapper_.unmap(mapped_)) {
+        if (!first) first = failed.error;
+      }
+      for (auto& [page, memory] : mapped_) {
+        if (!memory.is_mapped()) attempt([&, &memory = memory] { mapper_.release(memory); });
+      }
+    });
+    for (auto page = mapped_.begin(); page != mapped_.end();) {
+      page = page->second.handles.empty() ? mapped_.erase(page) : std::next(page);
     }
     if (fence) attempt([&] { destroy_fence(*fence); });
   }

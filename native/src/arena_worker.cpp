@@ -76,63 +76,93 @@ void Arena::destroy_fence(Driver::Event fence) {
   PageMapper::insist([&] { driver().event_destroy(fence); });
 }
 
-// What is left in `pages` afterwards is still mapped, or not all released.
-std::vector<PageError> Arena::unmap_and_release(PageSet& pages, Fence& fence) {
-  std::vector<PageError> failed;
-  try {
-    pass_fence(fence);
-    failed = mapper_.unmap(pages);
-  } catch (const DriverError& error) {
-    for (const auto& [page, memory] : pages) failed.push_back({page, error.at(page)});
-    return failed;
-  }
-  for (auto page = pages.begin(); page != pages.end();) {
-    if (page->second.is_mapped()) {
-      ++page;
-      continue;
-    }
-    try {
-      mapper_.release(page->second);
-      page = pages.erase(page);
-    } catch (const DriverError& error) {
-      failed.push_back({page->first, error.at(page->first)});
-      ++page;
-    }
-  }
-  return failed;
+// Takes the memory of a page that was unmapped for a credit that is to be created. Never that of a page on
+// which a call failed: that goes back to the driver.
+bool Arena::recycle(uint64_t page, PageMemory& memory) {
+  if (pending() == 0 || has_fault(page)) return false;
+  credits_.push_back(std::move(memory));
+  ++books_.created;
+  return true;
 }
 
-// Quarantines what does not go.
+// Behind their fence. Quarantines what does not go.
+void Arena::give_back(Lock& lock, uint64_t seq, PageSet& pages) {
+  lock.unlock();
+  const std::vector<PageError> failed = mapper_.unmap(pages);
+  lock.lock();
+  for (const PageError& error : failed) add_fault(seq, static_cast<int64_t>(error.page), error.error);
+  bool recycled = false;
+  for (auto& [page, memory] : pages) {
+    bool gone = !memory.is_mapped();
+    if (gone && recycle(page, memory)) {
+      recycled = true;
+    } else if (gone) {
+      lock.unlock();
+      std::optional<DriverError> error;
+      try {
+        mapper_.release(memory);
+      } catch (const DriverError& caught) {
+        error = caught;
+      }
+      lock.lock();
+      if (error) add_fault(seq, static_cast<int64_t>(page), *error);
+      gone = !error;
+    }
+    if (gone) {
+      states_.erase(page);
+      end_faults(static_cast<int64_t>(page));
+      ++books_.unmapped;
+    } else {
+      quarantine(page, std::move(memory));
+    }
+  }
+  if (recycled) ring();
+}
+
+void Arena::quarantine(uint64_t page, PageMemory memory) {
+  states_[page] = State::kQuarantined;
+  quarantined_.emplace(page, std::move(memory));
+  try_again_later();
+}
+
 void Arena::retire(Lock& lock, uint64_t seq, PageSet& pages, Fence fence) {
   if (pages.empty()) return;
-  std::vector<uint64_t> all;
-  for (const auto& [page, memory] : pages) all.push_back(page);
   lock.unlock();
-  const std::vector<PageError> failed = unmap_and_release(pages, fence);
-  std::optional<DriverError> fence_error;
+  std::optional<DriverError> not_passed;
   try {
-    if (fence) destroy_fence(*fence);
+    pass_fence(fence);
   } catch (const DriverError& error) {
-    fence_error = error;
+    not_passed = error;
   }
   lock.lock();
-  for (const uint64_t page : all) {
-    if (pages.count(page) != 0) {
-      states_[page] = State::kQuarantined;
+  while (!pages.empty()) {
+    PageSet group;
+    while (!pages.empty() && group.size() < mapper_.pages_at_once()) {
+      group.insert(pages.extract(pages.begin()));
+    }
+    if (!not_passed) {
+      give_back(lock, seq, group);
       continue;
     }
-    states_.erase(page);
-    end_faults(static_cast<int64_t>(page));
-    ++books_.unmapped;
+    for (auto& [page, memory] : group) {
+      add_fault(seq, static_cast<int64_t>(page), not_passed->at(page));
+      quarantine(page, std::move(memory));
+    }
   }
-  quarantined_.merge(pages);
-  for (const PageError& error : failed) add_fault(seq, static_cast<int64_t>(error.page), error.error);
-  if (fence_error) {
-    add_fault(seq, Fault::kNoPage, *fence_error);
+  if (!fence) return;
+  lock.unlock();
+  std::optional<DriverError> not_destroyed;
+  try {
+    destroy_fence(*fence);
+  } catch (const DriverError& error) {
+    not_destroyed = error;
+  }
+  lock.lock();
+  if (not_destroyed) {
+    add_fault(seq, Fault::kNoPage, *not_destroyed);
   } else {
     end_faults(Fault::kNoPage, op::kEventDestroy);
   }
-  if (!failed.empty()) try_again_later();
 }
 
 void Arena::try_again_later() {

@@ -7,12 +7,13 @@ import logging
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from threading import get_native_id
 
 from kvquota.agent import Agent, Settings
 from kvquota.agent.contract import PageCommand
-from kvquota.agent.cuda import open_driver
+from kvquota.agent.cuda import driver, open_driver
 from kvquota.agent.local_rank import LocalRank
 from kvquota.native import Arena
 
@@ -23,6 +24,8 @@ GRANULE = 2 << 20
 TENSORS = 64
 TIMEOUT = 60.0
 CALLS = [*A100, "cuMemRelease", "cuEventRecord"]
+# Of each granule, from its creation to its release, which costs nothing here.
+PAGE_CALLS = ["cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap"]
 
 Row = tuple[str, str, str, bool]
 
@@ -39,10 +42,10 @@ class GrowingAdapter(BenchAdapter):
 class Engine:
     """A leader and its only rank, stepped by hand, with no daemon and no limit."""
 
-    def __init__(self, folder: Path, reserve: int) -> None:
+    def __init__(self, folder: Path, reserve: int, adapter: GrowingAdapter | None = None) -> None:
         self.arena = Arena(open_driver(0), [GRANULE] * TENSORS, PAGES)
         self.rank = LocalRank(self.arena)
-        self.adapter = GrowingAdapter()
+        self.adapter = adapter or GrowingAdapter()
         reserve_bytes = reserve * self.arena.page_bytes
         settings = Settings("bench", socket=folder / "agent.sock", reserve_bytes=reserve_bytes)
         self.agent = Agent(self.adapter, [self.rank], pages=PAGES, floor=0, settings=settings)
@@ -117,6 +120,61 @@ def growth(fake: FakeCuda, folder: Path) -> Row:
     return "50 pages a second: handles made by the engine thread", f"{here} of {made}", "0", here == 0
 
 
+class BreathingAdapter(GrowingAdapter):
+    """One that wants pages again while others leave."""
+
+    def take(self, pages: int) -> list[int]:
+        taken = self.queue.victims(pages)
+        for page in taken:
+            self.queue.take(page)
+        return taken
+
+    def give(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            self.queue.give(page)
+
+    def busy(self) -> bool:
+        return False
+
+
+def recycled(fake: FakeCuda, folder: Path, pages: int) -> Row:
+    """Pages go that an idle engine does not need, and as many are wanted while they go."""
+    begin(fake)
+    engine = Engine(folder, reserve=0, adapter=BreathingAdapter())
+    turns = 4
+    engine.adapter.wants = pages
+    blocks = [block for _ in range(pages) for block in engine.take_page()]
+    engine.adapter.wants = 0
+    engine.step()
+    fake.prices(A100)
+    # Current on this thread, as an engine's is.
+    driver.cupy_driver().ctxSetCurrent(driver.devicePrimaryCtxRetain(0))
+    before, made = fake.charged(), fake.calls("cuMemCreate")
+    for _ in range(turns):
+        engine.adapter.queue.prepend_n(blocks)
+        if not engine.agent.needs_step:
+            raise RuntimeError(f"nothing leaves the idle engine: {engine.agent.statistics()}")
+        # The pages go when the work of the step has ended.
+        with fake.work(engine.arena.base, 0):
+            engine.step()
+            engine.adapter.wants = pages
+            engine.step()
+        blocks = [block for _ in range(pages) for block in engine.take_page()]
+        engine.adapter.wants = 0
+        engine.step()
+    full = turns * pages * TENSORS * sum(sum(A100[name]) for name in PAGE_CALLS)
+    ratio = (fake.charged() - before) / full
+    new = fake.calls("cuMemCreate") - made
+    unmapped = engine.agent.statistics().pages_unmapped
+    if unmapped < turns * pages:
+        raise RuntimeError(f"{unmapped} pages left and came back, and {turns * pages} were to")
+    driver.cupy_driver().ctxSetCurrent(0)
+    driver.cupy_driver().devicePrimaryCtxRelease(0)
+    engine.close()
+    figure = f"memory that stays with the engine, {pages} a time: of its price"
+    return figure, f"{ratio:.1%}", "<= 25%", ratio <= 0.25 and new == 0
+
+
 def neighbours(fake: FakeCuda) -> Row:
     """What the driver charges for the arena's calls, and the thread's time beside them.
 
@@ -178,11 +236,11 @@ def shrink(fake: FakeCuda) -> list[Row]:
 def start(fake: FakeCuda, tensors: int) -> Row:
     begin(fake)
     fake.prices(A100)
-    driver = open_driver(0)
+    device = open_driver(0)
     best = float("inf")
     for _ in range(5):
         before = time.perf_counter()
-        arena = Arena(driver, [GRANULE] * tensors, (128 << 30) // GRANULE // tensors)
+        arena = Arena(device, [GRANULE] * tensors, (128 << 30) // GRANULE // tensors)
         best = min(best, (time.perf_counter() - before) * 1e3)
         arena.close()
     return f"128 GiB reserved and ready, {tensors} tensors", f"{best:.2f} ms", "< 20 ms", best < 20
@@ -196,6 +254,7 @@ def main() -> int:
         rows = [
             warm_page(fake, Path(folder)),
             growth(fake, Path(folder)),
+            *(recycled(fake, Path(folder), pages) for pages in (1, 8)),
             neighbours(fake),
             *shrink(fake),
             *(start(fake, tensors) for tensors in (1, 64, 256)),

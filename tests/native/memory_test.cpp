@@ -10,6 +10,7 @@
 #include <mutex>
 #include <random>
 #include <set>
+#include <string>
 #include <thread>
 
 #include "arena.h"
@@ -104,6 +105,107 @@ void pages_stay_mapped_behind_their_fence() {
   CHECK(taken(*host) == 0 && gate->live_events == 0);
 }
 
+// Two of three pages that are unmapped while two credits are pending become those.
+void what_retires_becomes_what_is_pending() {
+  auto host = std::make_shared<HostDriver>(kGranule, 0xff);
+  auto gate = std::make_shared<GateDriver>(host);
+  auto counting = std::make_shared<FaultDriver>(gate);
+  Arena arena(counting, {kGranule, 2 * kGranule}, 8);
+  arena.ask(3, 0);
+  CHECK(arena.wait_credits(3, kTimeout) == 3);
+  arena.apply(1, {0, 1, 2}, {});
+  arena.apply(2, {}, {0, 1, 2});
+  arena.ask(6, 1);
+  gate->open();
+  wait_until(arena, [](const ArenaReport& report) { return report.done == 2; });
+  ArenaReport report = arena.report();
+  CHECK(report.created == 6 && report.dropped == 1 && report.unmapped == 3);
+  CHECK(counting->calls(op::kMemCreate) == 6 && counting->calls(op::kMemRelease) == 2);
+  CHECK(report.held_bytes == 6 * kGranule && taken(*host) == 6 * kGranule);
+  arena.apply(3, {4, 5}, {});
+  std::memset(reinterpret_cast<char*>(arena.layout().base()) + 4 * kGranule, 1, 2 * kGranule);
+  // With nothing pending it goes back to the driver, and so does what is dropped.
+  arena.apply(4, {}, {4, 5});
+  wait_until(arena, [](const ArenaReport& now) { return now.done == 4; });
+  CHECK(arena.report().held_bytes == 0 && taken(*host) == 0);
+}
+
+void memory_of_a_page_that_failed_goes_back() {
+  auto host = std::make_shared<HostDriver>(kGranule, 0xff);
+  auto gate = std::make_shared<GateDriver>(host);
+  auto faulty = std::make_shared<FaultDriver>(gate);
+  Arena arena(faulty, {kGranule, 2 * kGranule}, 8);
+  arena.ask(1, 0);
+  CHECK(arena.wait_credits(1, kTimeout) == 1);
+  faulty->fail(op::kMemMap, 2, 3, 5, "EIO");
+  bool failed = false;
+  try {
+    arena.apply(1, {0}, {});
+  } catch (const DriverError&) {
+    failed = true;
+  }
+  arena.apply(2, {}, {0});
+  arena.ask(2, 0);
+  gate->open();
+  wait_until(arena, [](const ArenaReport& report) { return report.done == 2 && report.created == 2; });
+  CHECK(failed && arena.report().unmapped == 1 && arena.report().faults.empty());
+  CHECK(faulty->calls(op::kMemCreate) == 4 && faulty->calls(op::kMemRelease) == 2);
+}
+
+// Returns how often `operation` was called when nothing was to fail, which is nth 0.
+uint64_t recycle_while_a_call_fails(const char* operation, uint64_t nth, uint64_t times) {
+  auto host = std::make_shared<HostDriver>(kGranule, 0xff);
+  auto gate = std::make_shared<GateDriver>(host);
+  auto faulty = std::make_shared<FaultDriver>(gate);
+  Arena arena(faulty, {kGranule, 2 * kGranule}, 8);
+  arena.ask(3, 0);
+  CHECK(arena.wait_credits(3, kTimeout) == 3);
+  arena.apply(1, {0, 1, 3}, {});
+  const uint64_t before = faulty->calls(operation);
+  if (nth > 0) faulty->fail(operation, nth, times, 5, "EIO");
+  arena.apply(2, {}, {0, 1, 3});
+  arena.ask(5, 0);
+  gate->open();
+  wait_until(arena, [](const ArenaReport& report) {
+    return report.done == 2 && report.created + report.refused == 5;
+  });
+  const ArenaReport report = arena.report();
+  const uint64_t page_bytes = 3 * kGranule;
+  CHECK(report.held_bytes == (report.created - report.unmapped + report.quarantined_credits) * page_bytes);
+  CHECK(taken(*host) <= report.held_bytes && (!report.faults.empty() || taken(*host) == report.held_bytes));
+  // What did not go is nobody's credit: its addresses are whole, or its memory is with no other page.
+  std::vector<uint64_t> maps;
+  for (uint64_t page = 4; page < 4 + report.created - report.mapped; ++page) maps.push_back(page);
+  try {
+    arena.apply(3, maps, {});
+    CHECK(arena.report().mapped == 3 + maps.size());
+  } catch (const DriverError& error) {
+    CHECK(error.name == "EIO");
+  }
+  for (int attempt = 1;; ++attempt) {
+    try {
+      arena.close();
+      break;
+    } catch (const DriverError&) {
+      CHECK(attempt < 4);
+    }
+  }
+  // An event that can't be destroyed is lost, and told.
+  CHECK(taken(*host) == 0 && (gate->live_events == 0 || std::string(operation) == op::kEventDestroy));
+  CHECK(faulty->calls(operation) - before >= nth);
+  return faulty->calls(operation) - before;
+}
+
+void recycling_is_exact_whatever_fails_wherever() {
+  for (const char* operation : {op::kMemCreate, op::kMemRelease, op::kMemMap, op::kMemUnmap, op::kMemSetAccess,
+                                op::kEventRecord, op::kEventSynchronize, op::kEventDestroy}) {
+    const uint64_t calls = recycle_while_a_call_fails(operation, 0, 0);
+    for (uint64_t nth = 1; nth <= calls; ++nth) {
+      for (const uint64_t times : {1, 3, 6}) recycle_while_a_call_fails(operation, nth, times);
+    }
+  }
+}
+
 // Random commands, some of which fail: the books must agree with the memory that is really taken.
 void books_are_exact_whatever_fails(unsigned seed) {
   std::mt19937 random(seed);
@@ -142,6 +244,8 @@ void books_are_exact_whatever_fails(unsigned seed) {
     } catch (const DriverError&) {
       ++failed;
     }
+    // What is unmapped meanwhile may become these.
+    arena.ask(asked += random() % 4, dropped);
     for (const uint64_t page : maps) states[page] = kIn;
     for (const uint64_t page : unmaps) states[page] = kLeaving;
     wait_until(arena, [&](const ArenaReport& report) { return report.done == seq; });
@@ -246,6 +350,9 @@ void a_tensor_outlives_its_arena() {
 
 int main() {
   pages_stay_mapped_behind_their_fence();
+  what_retires_becomes_what_is_pending();
+  memory_of_a_page_that_failed_goes_back();
+  recycling_is_exact_whatever_fails_wherever();
   for (unsigned seed = 1; seed <= 3; ++seed) books_are_exact_whatever_fails(seed);
   any_thread_may_ask_and_look();
   snapshots_are_of_one_instant();
