@@ -87,6 +87,16 @@ class Agent:
         self._log_start(settings)
         self._watcher.start()
 
+    def suspend(self) -> None:
+        """The engine's KV cache sleeps: no request is served, every page goes. At the top of a step."""
+        self._balloon.suspend()
+        self._due = True
+
+    def resume(self) -> None:
+        """It is awake again, at the top of a step: pages come as usual, the floor first."""
+        self._balloon.resume()
+        self._due = True
+
     def begin_step(self) -> None:
         """At the top of a scheduling step: act on a new limit, take pages that should go."""
         if self._due or self._inbox or self._changed():

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kvquota.agent import policy
 from kvquota.agent.account import Account
 from kvquota.agent.contract import Adapter, PageCommand, Rank, Usage
+from kvquota.agent.floor import Floor
 from kvquota.native.status import Reason, Status
 
 _FIRST_RETRY_NS = 50_000_000
@@ -75,7 +76,7 @@ class Balloon:
         self._clock = clock
         self._page_bytes = sum(rank.page_bytes for rank in ranks)
         self._capacity = pages
-        self._floor = floor
+        self._floor = Floor(adapter, floor)
         self._reserve = reserve_bytes // self._page_bytes
         self._revision = 0
         self._limit = limit_bytes
@@ -117,7 +118,17 @@ class Balloon:
             )
         self._revision = revision
         self._limit = limit_bytes
-        self._target = policy.target(limit_bytes, self._page_bytes, self._capacity, self._floor)
+        self._aim()
+
+    def suspend(self) -> None:
+        """The engine's KV cache sleeps: every page goes, the floor too, and none grows before resume()."""
+        self._floor.asleep = True
+        self._aim()
+
+    def resume(self) -> None:
+        """It is awake: the floor comes back as soon as there is memory for it, and before anything grows."""
+        self._floor.asleep = False
+        self._aim()
 
     def settle(self) -> None:
         """Read what ranks said, adjust credits, judge. Takes no page: right at any time between steps."""
@@ -136,6 +147,7 @@ class Balloon:
         self._passes += 1
         self._read_reports()
         self._grow(self._adapter.grown())
+        self._retire(self._floor.take())
         self._adjust_credits()
         # One page before the first look at the clock: with events on, evicting its blocks may take 1 ms.
         batch = 1
@@ -218,7 +230,7 @@ class Balloon:
     @property
     def retry_at(self) -> int | None:
         """When to ask again for credits that a rank refused (ns); None while nothing waits for that."""
-        waits = any(account.refused for account in self._accounts) and self._adapter.wanted() > 0
+        waits = any(account.refused for account in self._accounts) and self._wanted() > 0
         return self._retry_at if waits and not self._lost() else None
 
     def statistics(self) -> BalloonStatistics:
@@ -226,12 +238,16 @@ class Balloon:
         usage = self._usage()
         held = max(account.report.created - account.report.dropped for account in self._accounts) - self._used
         credits_held = max(0, held)
+        mapped = _circulation(usage) + self._gone() + credits_held
+        # What was applied asleep is so no more once the floor comes back above the limit.
+        least = max(mapped, self._floor.kept + self._floor.missing)
+        fits = self._limit is None or least * self._page_bytes <= self._limit
         status, reason = policy.standing(
             lost=self._lost() > 0,
             failed=self._rank_failed(),
             quarantined=self._quarantined_pages(),
             decided=self._decided == self._revision,
-            applied=self._applied == self._revision,
+            applied=self._applied == self._revision and fits,
             excess=self._excess(usage),
             leaving=bool(self._retiring) or any(a.report.dropped < a.dropped for a in self._accounts),
         )
@@ -245,9 +261,9 @@ class Balloon:
             limit_bytes=self._limit,
             page_bytes=self._page_bytes,
             capacity_pages=self._capacity,
-            floor_pages=self._floor,
+            floor_pages=self._floor.pages,
             target_pages=self._target,
-            mapped_pages=_circulation(usage) + self._gone() + credits_held,
+            mapped_pages=mapped,
             pinned_pages=usage.pinned,
             draining_pages=usage.draining,
             evictable_pages=usage.evictable,
@@ -278,7 +294,7 @@ class Balloon:
         """Whether a page in circulation has no memory on a rank, or one cannot create what is waited for."""
         if not self._faulted <= self._retiring | self._quarantined:
             return True
-        return not self._creates and self._adapter.wanted() > 0
+        return not self._creates and self._wanted() > 0
 
     def _lost(self) -> int:
         return sum(account.rank.lost is not None for account in self._accounts)
@@ -290,16 +306,20 @@ class Balloon:
     def _excess(self, usage: Usage) -> int:
         return _circulation(usage) + self._quarantined_pages() - self._target
 
+    def _wanted(self) -> int:
+        """Pages beyond those in circulation that are wanted, the floor's first; none while asleep."""
+        return 0 if self._floor.asleep else self._floor.missing + self._adapter.wanted()
+
     def _plan(self) -> policy.Shrink:
         usage = self._usage()
-        excess, floor = self._excess(usage), self._floor
+        excess, floor = self._excess(usage), self._floor.kept
         if self._limit is not None and self._limit < floor * self._page_bytes:
             # Nothing may be admitted: the floor drains too, though it never goes.
             excess, floor = excess + floor, 0
         if excess > 0:
             return policy.shrink(usage, excess, floor)
         adapter = self._adapter
-        surplus = policy.surplus(usage, reserve=self._reserve, wanted=adapter.wanted(), busy=adapter.busy())
+        surplus = policy.surplus(usage, reserve=self._reserve, wanted=self._wanted(), busy=adapter.busy())
         return policy.Shrink(surplus, 0)
 
     # What came
@@ -344,9 +364,17 @@ class Balloon:
 
     # Decisions
 
+    def _aim(self) -> None:
+        awake = policy.target(self._limit, self._page_bytes, self._capacity, self._floor.pages)
+        self._target = 0 if self._floor.asleep else awake
+
     def _take(self, count: int) -> bool:
         """Take pages out of circulation. False where the adapter had none to give."""
         taken = self._adapter.take(count)
+        self._retire(taken)
+        return bool(taken)
+
+    def _retire(self, taken: Sequence[int]) -> None:
         # A page that grew and goes before any command maps it: no rank ever hears of it.
         unsent = [page for page in taken if page in self._maps]
         for page in unsent:
@@ -356,7 +384,6 @@ class Balloon:
         leaving = [page for page in taken if page not in unsent]
         self._unmaps.extend(leaving)
         self._retiring.update(leaving)
-        return bool(taken)
 
     def _adjust_credits(self, wanted: int | None = None) -> int:
         """Ask for or drop credits, and allow those that every rank surely holds. Returns how many."""
@@ -365,7 +392,7 @@ class Balloon:
             return 0
         usage = self._usage()
         outstanding = self._outstanding()
-        wanted = self._adapter.wanted() if wanted is None else wanted
+        wanted = self._wanted() if wanted is None else self._floor.missing + wanted
         hold = policy.credits_to_hold(
             outstanding,
             reserve=self._reserve,
@@ -384,6 +411,10 @@ class Balloon:
         for account in self._accounts:
             account.ask(self._used + hold)
         allowed = max(0, min(hold, min(account.kept for account in self._accounts) - self._used))
+        if self._floor.missing:
+            back = self._floor.put(allowed, self._retiring | self._quarantined)
+            self._grow(back)
+            allowed = allowed - len(back) if back else 0
         self._adapter.allow(allowed)
         return allowed
 

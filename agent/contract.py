@@ -154,6 +154,15 @@ class Adapter(Protocol):
         The floor page never goes, so it drains after all others.
         """
 
+    def take_floor(self) -> list[int]:
+        """The KV cache sleeps: take the floor's pages out of circulation, its null block with them.
+
+        None where another block on them is in use.
+        """
+
+    def put_floor(self) -> None:
+        """Put the floor back in circulation, its null block in use; its pages were given. Not for grown()."""
+
     def wanted(self) -> int:
         """Pages beyond those in circulation that requests will want in the next steps. Asked every step."""
 

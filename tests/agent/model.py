@@ -18,6 +18,8 @@ class ModelAdapter:
     def __init__(self, floor: int = 0) -> None:
         self.pages: dict[int, Kind] = dict.fromkeys(range(floor), "pinned")
         self.floor = floor
+        self.floor_is_used = False
+        """Whether more than the null block is in use on it."""
         self.withheld: set[int] = set()
         self.draining: set[int] = set()
         self.allowed = 0
@@ -32,6 +34,7 @@ class ModelAdapter:
             assert self.allowed > 0, "the queue grows within what was allowed"
             self.allowed -= 1
             page = next(p for p in range(10_000) if p not in self.pages and p not in self.withheld)
+            assert page >= self.floor, "the floor only comes back by put_floor"
             self.pages[page] = kind
             self.fresh.append(page)
             pages.append(page)
@@ -71,6 +74,19 @@ class ModelAdapter:
         order = sorted(able, key=lambda p: (p < self.floor, p not in self.draining))
         assert pages <= len(order)
         self.draining = set(order[:pages])
+
+    def take_floor(self) -> list[int]:
+        if self.floor_is_used:
+            return []
+        for page in range(self.floor):
+            del self.pages[page]
+        self.withheld.update(range(self.floor))
+        self.draining.difference_update(range(self.floor))
+        return list(range(self.floor))
+
+    def put_floor(self) -> None:
+        assert self.withheld.isdisjoint(range(self.floor))
+        self.pages.update(dict.fromkeys(range(self.floor), "pinned"))
 
     def wanted(self) -> int:
         return self.wants

@@ -22,7 +22,7 @@ from kvquota.agent.balloon import Balloon
 from kvquota.agent.contract import Counters, PageCommand, RankReport
 from kvquota.agent.local_rank import LocalRank
 from kvquota.native import Arena, DeviceRecord, HostDriver, OutOfMemoryError, PageQueue
-from kvquota.native.status import Status
+from kvquota.native.status import Reason, Status
 
 PAGE = 2 << 20
 PAGES = 6
@@ -45,6 +45,7 @@ class Pool:
     engine = "pool 1"
 
     def __init__(self) -> None:
+        self.floor = 0
         self.blocks = [Block(n) for n in range(PAGES * BLOCKS)]
         self.ranges = [(p * BLOCKS, (p + 1) * BLOCKS - 1) for p in range(PAGES)]
         self.queue = PageQueue(self.blocks, self.ranges)
@@ -58,6 +59,12 @@ class Pool:
         self.usage = self.queue.usage
         self.allow = self.queue.allow
 
+    def begin(self, floor: int) -> None:
+        """With a null block, block 0, where there is a floor."""
+        self.floor = floor
+        if floor:
+            self.put_floor()
+
     def grown(self) -> Sequence[int]:
         pages = self.queue.grown()
         assert self.circulating.isdisjoint(pages)
@@ -68,14 +75,30 @@ class Pool:
     def take(self, pages: int) -> list[int]:
         taken = self.queue.victims(pages)
         for page in taken:
-            for block in self.queue.take(page):
-                self.forget(block)
-            first, end = self.ranges[page]
-            assert all(n not in self.used for n in range(first, end))
-            assert all(self.blocks[n].key is None for n in range(first, end))
-        self.circulating.difference_update(taken)
-        self.withheld.update(taken)
+            self.take_page(page)
         return taken
+
+    def take_page(self, page: int) -> None:
+        for block in self.queue.take(page):
+            self.forget(block)
+        first, end = self.ranges[page]
+        assert all(n not in self.used for n in range(first, end))
+        assert all(self.blocks[n].key is None for n in range(first, end))
+        self.circulating.remove(page)
+        self.withheld.add(page)
+
+    def take_floor(self) -> list[int]:
+        if self.queue.used_blocks(0) > 1:
+            return []
+        self.queue.prepend_n(self.blocks[:1])
+        self.take_page(0)
+        return [0]
+
+    def put_floor(self) -> None:
+        self.queue.put(0)
+        self.queue.remove(self.blocks[0])
+        assert 0 not in self.circulating
+        self.circulating.add(0)
 
     def give(self, pages: Sequence[int]) -> None:
         assert self.withheld.issuperset(pages)
@@ -86,7 +109,7 @@ class Pool:
             self.queue.give(page)
 
     def drain(self, pages: int) -> None:
-        for page in self.queue.drain(pages):
+        for page in self.queue.drain(pages, keep=range(self.floor)):
             first, end = self.ranges[page]
             for block in self.blocks[first:end]:
                 self.forget(block)
@@ -225,17 +248,25 @@ class Books(RuleBasedStateMachine):
         self.revision = 0
         self.limit: int | None = None
         self.applied = 0
-        self.started = False
+        self.asleep = self.started = False
         self.now = 0
 
-    @initialize(reserve=st.integers(0, 3))
-    def start(self, reserve: int) -> None:
+    @initialize(reserve=st.integers(0, 3), floor=st.integers(0, 1))
+    def start(self, reserve: int, floor: int) -> None:
         self.started = True
+        if floor:
+            self.near.ask(1, 0)
+            self.far.ask(1, 0)
+            self.far.listen()
+            for rank in (self.near, self.far):
+                rank.apply(PageCommand(0, maps=(0,)))
+            self.far.tell()
+        self.pool.begin(floor)
         self.balloon = Balloon(
             self.pool,
             [self.near, self.far],
             pages=PAGES,
-            floor=0,
+            floor=floor,
             reserve_bytes=reserve * 2 * PAGE,
             # A real clock would have an example run another way the next time.
             clock=lambda: self.now,
@@ -302,6 +333,20 @@ class Books(RuleBasedStateMachine):
         self.revision += 1
         self.limit = None if pages is None else pages * 2 * PAGE + rest
         self.balloon.set_limit(self.limit, self.revision)
+
+    @precondition(lambda self: not self.asleep)
+    @rule(budget_ns=st.sampled_from([0, 10**9]))
+    def suspend(self, budget_ns: int) -> None:
+        self.asleep = True
+        self.balloon.suspend()
+        self.step(budget_ns=budget_ns)
+
+    @precondition(lambda self: self.asleep)
+    @rule()
+    def resume(self) -> None:
+        self.asleep = False
+        self.balloon.resume()
+        self.step()
 
     @rule(budget_ns=st.sampled_from([0, 10**9]))
     def pass_by(self, budget_ns: int) -> None:
@@ -386,10 +431,18 @@ class Books(RuleBasedStateMachine):
         assert statistics.retiring_pages == 0
         assert statistics.mapped_pages == max(self.near.memory_pages(), self.far.memory_pages())
         assert not self.balloon.can_act
+        if self.pool.floor and not self.asleep and self.balloon.retry_at is None:
+            assert 0 in self.pool.circulating
+        below = not self.asleep and self.limit is not None and self.limit < self.pool.floor * 2 * PAGE
         if self.balloon.over:
-            assert statistics.status == Status.DEFERRED
+            # A limit that was applied before the engine fell asleep stays so.
+            assert self.asleep or statistics.status == Status.DEFERRED
             assert statistics.evictable_pages == 0
-            assert statistics.draining_pages == statistics.mapped_pages - statistics.target_pages
+            kept = 0 if below else statistics.target_pages
+            assert statistics.draining_pages == statistics.mapped_pages - kept
+        elif below:
+            assert (statistics.status, statistics.reason) == (Status.DEFERRED, Reason.FLOOR)
+            assert statistics.mapped_pages <= self.pool.floor
         else:
             assert statistics.status == Status.APPLIED
             assert statistics.revision_applied == self.revision
@@ -422,7 +475,9 @@ class Books(RuleBasedStateMachine):
         if statistics.revision_applied > self.applied:
             self.applied = statistics.revision_applied
             assert not self.pool.withheld
-        if statistics.revision_applied == self.revision and self.limit is not None:
+        # Awake, the floor is there again, whatever was applied while the engine slept.
+        said = statistics.status == Status.APPLIED or not self.pool.floor
+        if statistics.revision_applied == self.revision and said and self.limit is not None:
             for rank in (self.near, self.far):
                 assert rank.memory_pages() * 2 * PAGE <= self.limit
         if self.far.lost is not None:

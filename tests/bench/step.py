@@ -57,6 +57,12 @@ class BenchAdapter:
     def drain(self, pages: int) -> None:
         raise AssertionError(f"nothing is to be drained, and {pages} pages are asked for")
 
+    def take_floor(self) -> list[int]:
+        raise AssertionError("nothing sleeps")
+
+    def put_floor(self) -> None:
+        raise AssertionError("nothing sleeps")
+
     def wanted(self) -> int:
         return 0
 

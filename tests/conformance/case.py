@@ -22,6 +22,12 @@ class Engine(Protocol):
     def reset_prefix_cache(self) -> None:
         """As the engine's own call; only with no request running."""
 
+    def sleep(self) -> None:
+        """As the engine's own call that gives its KV memory back; only with no request running."""
+
+    def wake_up(self) -> None:
+        """As the engine's own call that ends it."""
+
     def memory_bytes(self) -> int:
         """KV memory that is physically there, as the kernel counts it: memfd blocks of all its processes."""
 

@@ -46,6 +46,12 @@ class ReferenceEngine:
     def reset_prefix_cache(self) -> None:
         self._engine.reset_prefix_cache()
 
+    def sleep(self) -> None:
+        self._engine.sleep()
+
+    def wake_up(self) -> None:
+        self._engine.wake_up()
+
     def memory_bytes(self) -> int:
         total = 0
         for name in os.listdir("/proc/self/fd"):

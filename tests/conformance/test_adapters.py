@@ -100,6 +100,28 @@ def test_a_cache_reset_neither_forgets_a_limit_nor_revives_one(bench: Bench) -> 
     assert bench.applied(revision).mapped_pages <= bench.case.floor + 2
 
 
+def test_asleep_an_engine_holds_nothing_and_awake_it_is_as_new(bench: Bench) -> None:
+    prompt = bench.prompt(bench.case.longest // 2)
+    expected = bench.run([prompt], 8)
+    bench.engine.sleep()
+    seen = bench.wait(lambda seen: seen.mapped_pages == 0)
+    assert bench.engine.memory_bytes() == 0
+    assert (seen.target_pages, bench.standing()) == (0, (Status.APPLIED, Reason.NONE))
+    bench.applied(bench.limit(0))
+    assert bench.standing() == (Status.APPLIED, Reason.NONE)
+
+    request = bench.engine.submit(prompt, 8)
+    bench.engine.wake_up()
+    seen = bench.wait(lambda seen: seen.pinned_pages == bench.case.floor and seen.requests_blocked == 1)
+    assert bench.engine.memory_bytes() == bench.case.floor * bench.page_bytes
+    held = (Status.DEFERRED, Reason.FLOOR) if bench.case.floor else (Status.APPLIED, Reason.NONE)
+    assert bench.standing() == held
+    assert bench.engine.output(request) is None
+    bench.limit(None)
+    assert bench.finish([request]) == expected
+    assert bench.engine.cached(request) == 0
+
+
 @pytest.mark.parametrize("pages", [0.5, 10_000.0, None])
 def test_odd_limits_are_clamped_and_reported_as_asked(bench: Bench, pages: float | None) -> None:
     revision = bench.limit(pages)

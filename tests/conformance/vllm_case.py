@@ -36,6 +36,12 @@ class VllmEngine:
     def reset_prefix_cache(self) -> None:
         assert self._engine.call("reset_prefix_cache")
 
+    def sleep(self) -> None:
+        self._engine.call("sleep")
+
+    def wake_up(self) -> None:
+        self._engine.call("wake_up")
+
     def memory_bytes(self) -> int:
         return self._engine.kv_bytes()
 

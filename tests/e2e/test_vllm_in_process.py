@@ -68,6 +68,14 @@ def generate(engine: "subprocess.Popen[str]", numbers: range) -> list[list[int]]
     return tokens
 
 
+def call(engine: "subprocess.Popen[str]", name: str) -> None:
+    assert engine.stdin is not None
+    assert engine.stdout is not None
+    engine.stdin.write(json.dumps(name) + "\n")
+    engine.stdin.flush()
+    assert engine.stdout.readline() == "done\n"
+
+
 def test_a_limit_waits_for_the_next_step_and_says_so(
     daemon: DaemonProcess, engine: "subprocess.Popen[str]"
 ) -> None:
@@ -87,4 +95,21 @@ def test_a_limit_waits_for_the_next_step_and_says_so(
 
     until("steps have applied it", applied)
     assert daemon.get(NAME).mapped_bytes <= 3 * PAGE_BYTES
+    assert generate(engine, range(8)) == first
+
+
+def test_a_sleeping_engine_gives_its_memory_back_at_its_next_step(
+    daemon: DaemonProcess, engine: "subprocess.Popen[str]"
+) -> None:
+    first = generate(engine, range(8))
+    call(engine, "sleep")
+
+    def gone() -> bool:
+        # The first step gives it back, and a later one hears that it went.
+        call(engine, "step")
+        return daemon.get(NAME).mapped_bytes == 0
+
+    until("all memory is gone", gone)
+    assert daemon.get(NAME).status == pb.STATUS_APPLIED
+    call(engine, "wake_up")
     assert generate(engine, range(8)) == first

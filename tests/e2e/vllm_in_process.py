@@ -1,7 +1,8 @@
 """An engine core in its user's process, stepped only while that user waits for tokens.
 
 Arguments: the model's folder and the bytes of KV cache. Each line on stdin is a JSON list of prompts; the
-answer is one line with the tokens of each. The end of stdin ends it.
+answer is one line with the tokens of each. Or it names a call: sleep, step or wake_up. The end of stdin ends
+it.
 """
 
 import json
@@ -27,8 +28,14 @@ def main() -> None:
     )
     params = SamplingParams(max_tokens=OUTPUT, temperature=0, detokenize=False, ignore_eos=True)
     print("ready", flush=True)
+    calls = {"sleep": llm.sleep, "step": llm.llm_engine.step, "wake_up": llm.wake_up}
     for line in sys.stdin:
-        prompts = [{"prompt_token_ids": tokens} for tokens in json.loads(line)]
+        asked = json.loads(line)
+        if isinstance(asked, str):
+            calls[asked]()
+            print("done", flush=True)
+            continue
+        prompts = [{"prompt_token_ids": tokens} for tokens in asked]
         outputs = llm.generate(prompts, params, use_tqdm=False)
         print(json.dumps([list(output.outputs[0].token_ids) for output in outputs]), flush=True)
     llm.llm_engine.engine_core.shutdown()

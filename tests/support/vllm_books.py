@@ -45,7 +45,8 @@ def _references(pool: Any, ranges: Sequence[tuple[int, int]], held: Counter[int]
         name = f"block {block.block_id} of page {page}"
         tables = held[block.block_id]
         if block is null:
-            used += 1
+            # Its page is gone while the KV cache sleeps.
+            used += queue.in_circulation(0)
         elif page is None or not queue.in_circulation(page):
             if block.ref_cnt != 1 or tables or block.block_id in free:
                 yield f"{name} is withheld: {block.ref_cnt} references, in {tables} tables"
@@ -162,7 +163,7 @@ def _core_books(core: Any) -> list[str]:
     books = scheduler._agent.statistics()
     ranks = [RankBooks(*rank) for rank in core.model_executor.collective_rpc(_rank_books)]
     faults = _core_blocks(core) + check_pages(books, circulating, queue.usage(), ranks)
-    if scheduler.requests or queue.num_used_blocks != 1:
+    if scheduler.requests or queue.num_used_blocks != queue.in_circulation(0):
         faults.append(f"at rest: {len(scheduler.requests)} requests, {queue.num_used_blocks} blocks in use")
     return faults
 

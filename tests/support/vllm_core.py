@@ -221,6 +221,7 @@ class _NoModel:
     """An executor whose workers apply page commands and sample 7."""
 
     is_sleeping = False
+    sleeping_tags: frozenset[str] = frozenset()
     supported_tasks = ("generate",)
 
     def __init__(self, core: Core, kv_bytes: int) -> None:

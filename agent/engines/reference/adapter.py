@@ -52,8 +52,11 @@ class ReferenceAdapter:
         """Take pages out of circulation; what they held of the prefix cache is forgotten."""
         taken = self._queue.victims(pages)
         for page in taken:
-            self._evicted += self._scheduler.forget(self._queue.take(page))
+            self._take(page)
         return taken
+
+    def _take(self, page: int) -> None:
+        self._evicted += self._scheduler.forget(self._queue.take(page))
 
     def give(self, pages: Sequence[int]) -> None:
         """These pages may be grown again."""
@@ -65,6 +68,19 @@ class ReferenceAdapter:
         for page in self._queue.drain(pages, keep=self._keep):
             first, end = self._ranges[page]
             self._evicted += self._scheduler.forget(self._blocks[first:end])
+
+    def take_floor(self) -> list[int]:
+        """Page 0, with the null block."""
+        if self._queue.used_blocks(0) > 1:
+            return []
+        self._queue.prepend_n(self._blocks[:1])
+        self._take(0)
+        return [0]
+
+    def put_floor(self) -> None:
+        """Page 0, with the null block held again."""
+        self._queue.put(0)
+        self._queue.remove(self._blocks[0])
 
     def wanted(self) -> int:
         """Pages that the next step wants beyond those in circulation."""

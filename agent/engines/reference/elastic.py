@@ -62,6 +62,16 @@ class Elastic:
         self.agent.poll()
         return self.agent.needs_step
 
+    def suspend(self) -> None:
+        """The engine sleeps: give every page back. Between steps, with nothing cached and nothing running."""
+        self.agent.suspend()
+        self._empty_step()
+
+    def resume(self) -> None:
+        """It is awake again."""
+        self.agent.resume()
+        self._empty_step()
+
     def apply(self, command: PageCommand | None) -> None:
         """Do what a step needs before it runs. Requests on pages that cannot be mapped are preempted."""
         if command is None:
@@ -80,6 +90,10 @@ class Elastic:
 
     def _grow(self, blocks: int) -> None:
         self.agent.grow_now(self._adapter.pages_for(blocks))
+
+    def _empty_step(self) -> None:
+        self.agent.begin_step()
+        self.apply(self.agent.end_step())
 
     def _abandon(self, page: int) -> None:
         """Have nothing use a page that has no memory: hold its blocks for ever."""

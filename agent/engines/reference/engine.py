@@ -105,18 +105,27 @@ class Engine:
 
     def reset_prefix_cache(self, timeout: float = 10.0) -> None:
         """Forget what is cached. Raises RuntimeError while requests are there; `timeout`: seconds."""
-        future = Future[None]()
+        self._between_steps(self._reset, timeout)
 
-        def reset() -> None:
-            if self._scheduler.busy:
-                error = RuntimeError("requests run or wait: the prefix cache cannot be reset")
-                self._futures.pop(future).set_exception(error)
-            else:
-                self._scheduler.reset()
-                self._futures.pop(future).set_result(None)
+    def sleep(self, timeout: float = 10.0) -> None:
+        """Forget what is cached and give all KV memory back; requests wait until wake_up().
 
-        self._post(future, future, reset)
-        future.result(timeout)
+        Raises RuntimeError while requests are there, and where memory is not elastic; `timeout`: seconds.
+        """
+        elastic = self._elastic
+        if elastic is None:
+            raise RuntimeError("the KV cache is not elastic: its memory cannot be given back")
+
+        def sleep() -> None:
+            self._reset()
+            elastic.suspend()
+
+        self._between_steps(sleep, timeout)
+
+    def wake_up(self, timeout: float = 10.0) -> None:
+        """End the sleep: what waits is served as memory comes; `timeout`: seconds."""
+        if self._elastic is not None:
+            self._between_steps(self._elastic.resume, timeout)
 
     def wake(self) -> None:
         """Make the engine thread look at its agent soon; any thread."""
@@ -133,6 +142,26 @@ class Engine:
         self._kv.clear()
         if self._elastic is not None:
             self._elastic.close()
+
+    def _reset(self) -> None:
+        if self._scheduler.busy:
+            raise RuntimeError("requests run or wait: the prefix cache cannot be reset")
+        self._scheduler.reset()
+
+    def _between_steps(self, job: Callable[[], None], timeout: float) -> None:
+        """Have the engine thread do `job`; returns once it is done. Raises what it raises."""
+        future = Future[None]()
+
+        def attempt() -> None:
+            try:
+                job()
+            except RuntimeError as error:
+                self._futures.pop(future).set_exception(error)
+            else:
+                self._futures.pop(future).set_result(None)
+
+        self._post(future, future, attempt)
+        future.result(timeout)
 
     def _post(self, key: Hashable, future: Future[Any], job: Callable[[], None]) -> None:
         """Have the engine thread do `job` before its next step, which settles `future`."""

@@ -52,14 +52,17 @@ class VllmAdapter:
         """Out of circulation, with their cached blocks evicted as vLLM evicts them."""
         victims = self._queue.victims(pages)
         for page in victims:
-            cached = self._queue.take(page)
-            # Blocks that were unpinned are read until they are reused; the pool calls their readers off. One
-            # that a request held longer, and that was never cached, is read too.
-            if self._pool._reuse_watchers:
-                first, end = self._ranges[page]
-                self._pool._notify_reuse(self._pool.blocks[first:end])
-            self._evict(cached)
+            self._take(page)
         return victims
+
+    def _take(self, page: int) -> None:
+        cached = self._queue.take(page)
+        # Blocks that were unpinned are read until they are reused; the pool calls their readers off. One
+        # that a request held longer, and that was never cached, is read too.
+        if self._pool._reuse_watchers:
+            first, end = self._ranges[page]
+            self._pool._notify_reuse(self._pool.blocks[first:end])
+        self._evict(cached)
 
     def give(self, pages: Sequence[int]) -> None:
         """Every rank has unmapped them: they may be grown again."""
@@ -72,6 +75,19 @@ class VllmAdapter:
         for page in self._queue.drain(pages, keep=(0,)):
             first, end = self._ranges[page]
             self._evict(self._pool.blocks[first:end])
+
+    def take_floor(self) -> list[int]:
+        """Page 0, with the null block."""
+        if self._queue.used_blocks(0) > 1:
+            return []
+        self._queue.prepend_n([self._pool.null_block])
+        self._take(0)
+        return [0]
+
+    def put_floor(self) -> None:
+        """Page 0, and its null block out of the free list as in a new pool."""
+        self._queue.put(0)
+        self._queue.remove(self._pool.null_block)
 
     def _evict(self, blocks: Sequence[Any]) -> None:
         evict = self._pool._maybe_evict_cached_block
@@ -151,7 +167,11 @@ class VllmAdapter:
 
     def usable_blocks(self) -> int:
         """Blocks that the limit in force allows, the null block included; never fewer than are in use."""
-        return max(self._queue.num_used_blocks, self.target_pages() * self._page_blocks)
+        return max(self.used_blocks(), self.target_pages() * self._page_blocks)
+
+    def used_blocks(self) -> int:
+        """Blocks in use. vLLM counts the null block among them, so it counts while its page is gone too."""
+        return self._queue.num_used_blocks + (not self._queue.in_circulation(0))
 
     def busy(self) -> bool:
         """Whether there are requests."""

@@ -23,13 +23,12 @@ class ElasticBlockPool(BlockPool):
     @property
     def num_gpu_blocks(self) -> int:
         """Blocks in use and free ones: whether a reset may go ahead depends on what lies between."""
-        queue = self.free_block_queue
-        return queue.num_used_blocks + queue.num_free_blocks
+        return self.adapter.used_blocks() + self.free_block_queue.num_free_blocks
 
     def get_usage(self) -> float:
         """The part in use of what the limit allows, from 0 to 1, the null block aside."""
         usable = self.adapter.usable_blocks() - 1
-        return (self.free_block_queue.num_used_blocks - 1) / usable if usable else 0.0
+        return (self.adapter.used_blocks() - 1) / usable if usable else 0.0
 
     def cache_full_blocks(
         self,

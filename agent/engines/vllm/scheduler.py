@@ -36,6 +36,7 @@ class _Elastic(Scheduler):
         log_with_vllm()
         versions.check_config(self.vllm_config)
         self._engine = _engine_core()
+        self._asleep = False
         geometry = Layout.of(self.kv_cache_config).geometry()
         queue = self._become_elastic(geometry)
         self._adapter = VllmAdapter(self, geometry, queue, self._wake)
@@ -62,6 +63,12 @@ class _Elastic(Scheduler):
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """As vLLM, between the agent's two calls."""
+        if self._sleeps() != self._asleep:
+            self._asleep = not self._asleep
+            if self._asleep:
+                self._agent.suspend()
+            else:
+                self._agent.resume()
         self._agent.begin_step()
         self._adapter.begin_scheduling()
         output = super().schedule(*args, **kwargs)
@@ -82,7 +89,12 @@ class _Elastic(Scheduler):
             self._agent.close()
             return False
         self._agent.poll()
-        return self._agent.needs_step
+        if self._sleeps() != self._asleep or self._agent.needs_step:
+            return True
+        if self._engine._idle_state_callbacks:
+            # They may put the engine to sleep, and its loop waits for input next, without another look.
+            self._wake()
+        return False
 
     def shutdown(self) -> None:
         """Leave, where that is not done, then as vLLM."""
@@ -100,6 +112,10 @@ class _Elastic(Scheduler):
         pool.__class__ = ElasticBlockPool
         manager.__class__ = ElasticKVCacheManager
         return queue
+
+    def _sleeps(self) -> bool:
+        """Whether vLLM has put the KV cache to sleep. It tells no scheduler."""
+        return "kv_cache" in self._engine.model_executor.sleeping_tags
 
     def _wake(self) -> None:
         inputs = getattr(self._engine, "input_queue", None)

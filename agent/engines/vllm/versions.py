@@ -29,6 +29,8 @@ _SEAMS: list[tuple[str, str, tuple[str, ...]]] = [
     ("an idle engine is woken by", "vllm.v1.engine:EngineCoreRequestType", ("WAKEUP",)),
     ("an idle engine is woken through", "vllm.v1.engine.core:EngineCoreProc", ("input_queue",)),
     ("a loop that admits nothing rests while", "vllm.v1.engine.core:EngineCore", ("batch_queue",)),
+    ("a sleeping KV cache is told by", "vllm.v1.executor.abstract:Executor", ("sleeping_tags",)),
+    ("what puts it to sleep waits in", "vllm.v1.engine.core:EngineCore", ("_idle_state_callbacks",)),
     ("an ending engine is told by", "vllm.v1.engine.core:EngineShutdownState", ("SHUTTING_DOWN",)),
     ("steps are made by", _SCHEDULER, ("schedule", "has_requests", "shutdown", "get_request_counts")),
     (
