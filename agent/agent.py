@@ -65,6 +65,8 @@ class Agent:
         self._told: tuple[object, ...] = ()
         self._shown = adapter.usage()
         self._due = True
+        self._idle = False
+        self._alarm_at: float | None = None
         self._wanted = 0
         self._queued = (0, 0)
         self._closed = False
@@ -99,6 +101,8 @@ class Agent:
 
     def begin_step(self) -> None:
         """At the top of a scheduling step: act on a new limit, take pages that should go."""
+        if self._idle and self._adapter.busy():
+            self._note_idle(False)
         if self._due or self._inbox or self._changed():
             self._take_in()
             self._balloon.reconcile(_BUSY_NS if self._adapter.busy() else _IDLE_NS)
@@ -135,7 +139,11 @@ class Agent:
         An engine that goes idle asks this before it sleeps: what its last step freed, and which requests
         wait, is published then.
         """
-        if self._adapter.usage() != self._shown or self._adapter.counters()[:2] != self._queued:
+        if not self._idle and not self._adapter.busy():
+            self._note_idle(True)
+            self._balloon.settle()
+            self._publish()
+        elif self._adapter.usage() != self._shown or self._adapter.counters()[:2] != self._queued:
             self._publish()
         needs = self._changed() or self._balloon.can_act
         if needs:
@@ -211,6 +219,12 @@ class Agent:
             "without a daemon" if self._session is None else f"with the daemon at {settings.socket}",
         )
 
+    def _note_idle(self, idle: bool) -> None:
+        self._idle = idle
+        self._balloon.idle(idle)
+        # The reserve is another one from here on.
+        self._due = True
+
     def _take_in(self) -> None:
         """Everything that came since the last look."""
         while self._inbox:
@@ -270,12 +284,13 @@ class Agent:
         """After any change of the books: tell the daemon, and see what is left to do."""
         balloon = self._balloon
         self._due = balloon.over or balloon.can_act
-        retry_at = balloon.retry_at
-        times = [] if retry_at is None else [retry_at / 1e9]
+        times = [at / 1e9 for at in (balloon.retry_at, balloon.decays_at) if at is not None]
         if self._unattached:
             times.append(self._attach_at)
-        if times:
-            self._watcher.alarm(min(times))
+        alarm_at = min(times, default=None)
+        if alarm_at != self._alarm_at:
+            self._alarm_at = alarm_at
+            self._watcher.alarm(alarm_at)
         self._statistics = statistics = balloon.statistics()
         self._shown = self._adapter.usage()
         counters = self._adapter.counters()

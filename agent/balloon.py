@@ -77,7 +77,8 @@ class Balloon:
         self._page_bytes = sum(rank.page_bytes for rank in ranks)
         self._capacity = pages
         self._floor = Floor(adapter, floor)
-        self._reserve = reserve_bytes // self._page_bytes
+        self._reserve_budget = reserve_bytes // self._page_bytes
+        self._idle_since: int | None = None
         self._revision = 0
         self._limit = limit_bytes
         self._target = policy.target(limit_bytes, self._page_bytes, pages, floor)
@@ -201,6 +202,10 @@ class Balloon:
             allowed = self._adjust_credits(pages)
         return min(pages, allowed)
 
+    def idle(self, idle: bool) -> None:
+        """Note that the engine has nothing to do from now on, or has again. The reserve decays meanwhile."""
+        self._idle_since = self._clock() if idle else None
+
     def drop_credits(self) -> None:
         """Give every credit back and grow no more: the engine is closing."""
         self._grow(self._adapter.grown())
@@ -232,6 +237,18 @@ class Balloon:
         """When to ask again for credits that a rank refused (ns); None while nothing waits for that."""
         waits = any(account.refused for account in self._accounts) and self._wanted() > 0
         return self._retry_at if waits and not self._lost() else None
+
+    @property
+    def decays_at(self) -> int | None:
+        """When an idle engine's reserve next has something to give (ns); None where it has not."""
+        if self._idle_since is None or self._lost():
+            return None
+        warm = self._usage().empty + self._outstanding()
+        after = policy.decays_after(self._reserve_budget, warm)
+        if after is None or self._idle_since + after <= self._clock():
+            # What should have gone already waits for a step, as can_act says.
+            return None
+        return self._idle_since + after
 
     def statistics(self) -> BalloonStatistics:
         """The books now."""
@@ -295,6 +312,11 @@ class Balloon:
         if not self._faulted <= self._retiring | self._quarantined:
             return True
         return not self._creates and self._wanted() > 0
+
+    @property
+    def _reserve(self) -> int:
+        since = self._idle_since
+        return policy.reserve(self._reserve_budget, 0 if since is None else self._clock() - since)
 
     def _lost(self) -> int:
         return sum(account.rank.lost is not None for account in self._accounts)

@@ -30,6 +30,22 @@ def credits_to_hold(held: int, *, reserve: int, wanted: int, empty: int, room: i
     return max(0, min(room, max(held, useful) if busy else useful))
 
 
+_HALVING_NS = 10_000_000_000
+
+
+def reserve(budget: int, idle_ns: int) -> int:
+    """What of the reserve an engine keeps that has been idle for so long: half of it less every 10 s."""
+    return budget >> min(idle_ns // _HALVING_NS, budget.bit_length())
+
+
+def decays_after(budget: int, warm: int) -> int | None:
+    """How long an engine is idle (ns) when `warm` pages become too many; None where they never do."""
+    if warm <= 0:
+        return None
+    halvings = next(n for n in range(budget.bit_length() + 1) if budget >> n < warm)
+    return halvings * _HALVING_NS
+
+
 def shrink(usage: Usage, excess: int, floor: int) -> Shrink:
     """What goes when `excess` pages are too many: first what can go at once, then exactly the rest drains."""
     excess = max(0, excess)

@@ -55,8 +55,11 @@ class Watcher:
         os.close(self._event)
         self._event = -1
 
-    def alarm(self, at: float) -> None:
-        """Have the engine thread look again at `at` (CLOCK_MONOTONIC, s). Only the latest alarm counts."""
+    def alarm(self, at: float | None) -> None:
+        """Have the engine thread look again at `at` (CLOCK_MONOTONIC, s). Only the latest alarm counts.
+
+        None: not at all, so far.
+        """
         self._alarm = at
         if self._event >= 0:
             os.eventfd_write(self._event, 1)

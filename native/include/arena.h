@@ -1,8 +1,8 @@
 // The elastic memory of one rank: a reserved range of addresses for all KV tensors, backed page by page.
 //
-// One worker thread creates credits ahead, unmaps behind fences, and tries again what did not go. What it unmaps
-// while credits are to be created becomes those; all other memory goes back to the driver. No lock is held
-// during a driver call.
+// One worker thread creates credits ahead, unmaps behind fences, and tries again what did not go. What it
+// unmaps while credits are to be created becomes those; all other memory goes back to the driver. No lock is
+// held during a driver call.
 #pragma once
 
 #include <chrono>

@@ -8,8 +8,8 @@
 namespace kvquota {
 namespace {
 
-// Unmapping holds the process's address space, or the driver, for as long as it takes, and the engine thread may
-// want to map. An A100 takes 10 us for each granule and 16 for the call: longer calls save little.
+// Unmapping holds the process's address space, or the driver, for as long as it takes, and the engine thread
+// may want to map. An A100 takes 10 us for each granule and 16 for the call: longer calls save little.
 constexpr uint64_t kUnmapBytes = 32 << 20;
 
 }  // namespace

@@ -68,6 +68,9 @@ class Rig:
     def retry_at(self) -> int | None:
         return self.balloon.retry_at
 
+    def decays_at(self) -> int | None:
+        return self.balloon.decays_at
+
     def status(self) -> tuple[Status, Reason]:
         statistics = self.balloon.statistics()
         return statistics.status, statistics.reason

@@ -210,6 +210,75 @@ def test_an_idle_engine_gives_empty_pages_beyond_the_reserve_back() -> None:
     assert rig.status() == (Status.APPLIED, Reason.NONE)
 
 
+def test_the_reserve_of_an_idle_engine_decays_and_is_whole_again_once_it_works() -> None:
+    rig = Rig(reserve=5)
+    rig.balloon.settle()
+    rig.create()
+    rig.adapter.is_busy = True
+    rig.balloon.settle()
+    assert rig.decays_at() is None
+    rig.adapter.is_busy = False
+    rig.balloon.idle(True)
+    kept = []
+    while (at := rig.decays_at()) is not None:
+        rig.now = at - 1
+        rig.balloon.settle()
+        assert rig.decays_at() == at
+        rig.now = at
+        rig.balloon.settle()
+        rig.create()
+        rig.balloon.settle()
+        kept.append(rig.balloon.statistics().warm_pages)
+    assert kept == [2, 1, 0]
+    assert rig.now == 1 + 30_000_000_000
+    rig.adapter.is_busy = True
+    rig.balloon.idle(False)
+    rig.adapter.wants = 1
+    rig.balloon.settle()
+    rank = rig.ranks[0]
+    assert rank.asked - rank.drop_wanted == 6
+
+
+def test_empty_pages_of_the_reserve_decay_with_a_step() -> None:
+    rig = Rig(reserve=4)
+    rig.adapter.is_busy = True
+    rig.fill(4, "empty")
+    rig.adapter.is_busy = False
+    rig.balloon.idle(True)
+    rig.balloon.settle()
+    rig.create()
+    rig.balloon.settle()
+    assert not rig.can_act()
+    at = rig.decays_at()
+    assert at is not None
+    rig.now = at
+    rig.balloon.settle()
+    # Nobody is to be woken again for what a step will do.
+    assert rig.decays_at() is None
+    assert rig.can_act()
+    command = rig.step()
+    assert command is not None
+    assert len(command.unmaps) == 2
+    assert rig.decays_at() == at + 10_000_000_000
+
+
+def test_an_idle_engine_is_woken_only_where_it_has_something_to_give() -> None:
+    rig = Rig(reserve=8)
+    rig.limit(1)
+    rig.step()
+    rig.balloon.settle()
+    rig.create()
+    rig.balloon.settle()
+    rig.balloon.idle(True)
+    # One page of eight is warm: it goes with the fourth halving.
+    assert rig.decays_at() == 1 + 40_000_000_000
+    rig.limit(0)
+    rig.step()
+    rig.create()
+    rig.balloon.settle()
+    assert rig.decays_at() is None
+
+
 @pytest.mark.parametrize(("limit", "revision"), [(5, 0), (-1, 2), (5, 1)])
 def test_a_limit_that_cannot_be_changes_nothing(limit: int, revision: int) -> None:
     rig = Rig()
