@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from kvquota.agent import policy
 from kvquota.agent.contract import Counters, PageCommand
 from kvquota.agent.local_rank import LocalRank
 from kvquota.agent.settings import SettingError
@@ -223,6 +224,22 @@ def test_growth_for_a_running_request_is_had_within_the_wait(rig: Make) -> None:
     assert command is not None
     assert command.maps == tuple(grown)
     engine.rank.apply(command)
+
+
+def test_an_idle_engine_lets_its_reserve_go_and_has_it_again_with_its_first_step(
+    rig: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy, "_HALVING_NS", 1_000_000)
+    engine = rig(reserve=4)
+    engine.until(lambda: engine.arena.report().created == 4)
+    engine.until(lambda: engine.arena.report().held_bytes == 0)
+    engine.adapter.is_busy = True
+    engine.step()
+    assert engine.arena.wait_credits(8, timeout=10.0) == 8
+    engine.adapter.wants = 1
+    engine.step()
+    assert engine.arena.wait_credits(9, timeout=10.0) == 9
+    assert engine.arena.report().held_bytes == 5 * PAGE
 
 
 def test_what_grew_before_a_wait_for_more_is_mapped_with_the_step(rig: Make) -> None:

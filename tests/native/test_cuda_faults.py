@@ -1,6 +1,7 @@
 """Every CUDA call that an arena's life makes, failing at every position of start, map, unmap and stop."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ from kvquota.agent.cuda import CudaUnavailableError, driver, library, open_drive
 from kvquota.native import DriverError
 
 from tests.fakecuda.control import OUT_OF_MEMORY, UNKNOWN, FakeCuda, Live, load
-from tests.native.arenas import two_tensors
+from tests.native.arenas import ask, two_tensors, wait_for
 from tests.native.life import TRIES, Life
 
 NAMES = [
@@ -86,3 +87,48 @@ def test_whatever_fails_nothing_is_lost(fake: FakeCuda, name: str, code: int) ->
                 # Told on stderr: nothing comes after it that could try again.
                 left = replace(left, contexts=0, events=0)
             assert (left, fake.traps(), started, nth) == (Live(), [], started, nth)
+
+
+def recycle(fake: FakeCuda, name: str, nth: int = 0, times: int = 0) -> int:
+    """Unmap three pages behind work in flight, while two credits are pending. Returns the calls of `name`."""
+    fake.reset(total_bytes=1 << 30)
+    arena = two_tensors(open_driver(0), 8)
+    context = driver.devicePrimaryCtxRetain(0)
+    driver.cupy_driver().ctxSetCurrent(context)
+    ask(arena, 3)
+    arena.apply(1, [0, 1, 3], [])
+    before = fake.calls(name)
+    if nth:
+        fake.fail(name, nth, times)
+    with fake.work(arena.base, 0):
+        arena.apply(2, [], [0, 1, 3])
+        arena.ask(5, 0)
+    report = wait_for(arena, lambda now: now.done == 2 and now.created + now.refused == 5)
+    if not nth:
+        # What was created for the three pages serves the two credits, and one goes back.
+        assert (report.created, report.unmapped, fake.calls("cuMemCreate")) == (5, 3, 6)
+        assert fake.calls("cuMemRelease") == 2
+    if not report.faults:
+        assert report.held_bytes == fake.live().bytes
+    driver.cupy_driver().ctxSetCurrent(0)
+    for _ in range(3):
+        with suppress(DriverError):
+            arena.close()
+    driver.cupy_driver().devicePrimaryCtxRelease(0)
+    calls = fake.calls(name) - before
+    left = fake.live()
+    assert (left.mappings, left.handles, left.reservations, left.bytes) == (0, 0, 0, 0)
+    assert fake.traps() == []
+    return calls
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["cuMemRelease", "cuMemUnmap", "cuEventCreate", "cuEventRecord", "cuEventSynchronize"],
+)
+def test_whatever_fails_while_memory_is_recycled_nothing_is_lost(fake: FakeCuda, name: str) -> None:
+    positions = recycle(fake, name)
+    assert positions > 0
+    for times in (1, TRIES):
+        for nth in range(1, positions + 1):
+            assert recycle(fake, name, nth, times) >= nth
