@@ -21,7 +21,7 @@ setup: $(VENV)/.done ## the project's environment (daemon, kvctl, reference engi
 
 $(VENV)/.done: pyproject.toml tests/constraints.txt $(NATIVE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install $(INSTALL) '$(TORCH)' -e '.[cuda12,daemon,reference,test]'
+	$(BIN)/python -m pip install $(INSTALL) '$(TORCH)' -e '.[cuda12,daemon,reference,test]'
 	touch $@
 
 setup-vllm: $(VLLM)/.done ## a separate environment with vLLM 0.32 on CPU
