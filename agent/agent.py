@@ -141,7 +141,6 @@ class Agent:
         """
         if not self._idle and not self._adapter.busy():
             self._note_idle(True)
-            self._balloon.settle()
             self._publish()
         elif self._adapter.usage() != self._shown or self._adapter.counters()[:2] != self._queued:
             self._publish()

@@ -43,7 +43,8 @@ def decays_after(budget: int, warm: int) -> int | None:
     if warm <= 0:
         return None
     halvings = next(n for n in range(budget.bit_length() + 1) if budget >> n < warm)
-    return halvings * _HALVING_NS
+    # The next request may want at once what the last one had asked for beyond the reserve.
+    return max(1, halvings) * _HALVING_NS
 
 
 def shrink(usage: Usage, excess: int, floor: int) -> Shrink:
