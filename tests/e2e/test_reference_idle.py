@@ -42,7 +42,7 @@ def test_the_reserve_of_an_idle_engine_goes_and_comes_back_with_a_request(scene:
     engine = scene.start(reserve=PAGE_BYTES)
     # Too short to leave anything in the cache.
     served = engine.generate([[3, 4, 5]], 4)
-    scene.until_pages(engine, 1, 1)
+    scene.until_pages(engine, 1, 2)
     scene.until_pages(engine, 0, 0)
     until("the books to say so", lambda: scene.status().mapped_bytes == 0)
     assert engine.generate([[3, 4, 5]], 4) == served
