@@ -176,7 +176,8 @@ class Core:
     def hit_blocks(self, prompt: list[int]) -> int:
         """Blocks of `prompt` that the prefix cache has."""
         # The last token of a request is never taken from it.
-        return len(self.scheduler.kv_cache_manager.hits(self.request("hit", [*prompt, 0]))[0])
+        new: int = self.scheduler.kv_cache_manager.expect(self.request("hit", [*prompt, 0]))[1]
+        return (len(prompt) + 1 - new) // BLOCK_TOKENS
 
     def pages(self) -> int:
         """Pages in circulation."""

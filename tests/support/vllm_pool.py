@@ -28,8 +28,10 @@ class Rig:
         self.queue.remove(self.pool.null_block)
         self.pool.free_block_queue = self.queue
         self.pool.__class__ = ElasticBlockPool
-        coordinator = SimpleNamespace(single_type_managers=(None,))
-        manager = SimpleNamespace(block_pool=self.pool, coordinator=coordinator)
+        coordinator = SimpleNamespace(single_type_managers=(SimpleNamespace(block_size=BLOCK_TOKENS),))
+        manager = SimpleNamespace(
+            block_pool=self.pool, coordinator=coordinator, leave_to_vllm=lambda _alone: None
+        )
         self.running: list[object] = []
         self.requests: dict[str, object] = {}
         scheduler = SimpleNamespace(
@@ -40,6 +42,8 @@ class Rig:
             waiting=[],
             _inflight_prefills=set(),
             max_num_running_reqs=16,
+            max_num_scheduled_tokens=256,
+            num_lookahead_tokens=0,
         )
         self.adapter = VllmAdapter(scheduler, geometry, self.queue, lambda: None)
         self.pool.adapter = self.adapter

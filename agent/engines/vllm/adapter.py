@@ -1,6 +1,7 @@
 """What the agent needs to know of vLLM's pool and scheduler, and what it does to them."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
@@ -12,8 +13,8 @@ from kvquota.native import PageQueue
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import RequestStatus
 
-# Waiting requests whose memory is asked for ahead: looking one up in the cache takes time of the step.
-_LOOK_AHEAD = 64
+# An admission for which no memory came for so long evicts: a rank may hang without being lost.
+_PATIENCE_NS = 1_000_000_000
 
 
 class VllmAdapter:
@@ -40,7 +41,13 @@ class VllmAdapter:
         self._queue = queue
         self._ranges = geometry.ranges()
         self._page_blocks = max(end - first for first, end in self._ranges)
-        self._groups = len(self._manager.coordinator.single_type_managers)
+        managers = self._manager.coordinator.single_type_managers
+        self._groups = len(managers)
+        self._block_tokens = min(int(manager.block_size) for manager in managers)
+        self._plenty = False
+        # What the waiting requests lack that the next step may admit: the cache is asked once for each.
+        self._lacking: dict[str, tuple[int, int]] = {}
+        self._held_back: tuple[Any, int, int] = (None, 0, 0)
         self._missing = 0
         self._wanted = 0
         self._evicted = 0
@@ -117,15 +124,38 @@ class VllmAdapter:
         coming = self.ask(self._pages(lacking - queue.num_uncached_blocks))
         # Some may have come by now.
         missing = lacking - queue.num_uncached_blocks
-        if not coming or missing <= 0:
+        if not coming or missing <= 0 or not self._patient(request, missing):
             return False
         self.refuse(request, missing)
+        return True
+
+    def _patient(self, request: Any, missing: int) -> bool:
+        """Whether memory for `request` came lately, or it has only begun to wait."""
+        held_back, least, since = self._held_back
+        now = time.monotonic_ns()
+        if request is held_back and missing >= least:
+            return now - since < _PATIENCE_NS
+        self._held_back = (request, missing, now)
         return True
 
     def begin_scheduling(self) -> None:
         """Forget what the last step refused: what is still refused in this one says so again."""
         self._missing = 0
         self.not_admitted = None
+        plenty = self._has_plenty()
+        if plenty != self._plenty:
+            self._plenty = plenty
+            self._manager.leave_to_vllm(plenty)
+
+    def _has_plenty(self) -> bool:
+        """Whether the next step admits nobody, and has more free blocks than its requests could take."""
+        scheduler = self._scheduler
+        running, waiting = scheduler.get_request_counts()
+        if waiting and running < scheduler.max_num_running_reqs:
+            return False
+        tokens = scheduler.max_num_scheduled_tokens + running * scheduler.num_lookahead_tokens
+        most = self._groups * (2 * running + tokens // self._block_tokens)
+        return self.usage()[3] == 0 and self._queue.num_free_blocks >= most
 
     def end_scheduling(self) -> None:
         """Look back at what was refused, and ahead to the next block of each running request."""
@@ -146,17 +176,25 @@ class VllmAdapter:
         return self._groups * len(scheduler.running) + prefills
 
     def _queued(self) -> int:
-        """Blocks that the next requests to be admitted lack: a burst asks for all its memory at once."""
+        """Blocks that requests lack which the next step may admit: a burst asks for a step's at once."""
         scheduler = self._scheduler
         slots = scheduler.max_num_running_reqs - len(scheduler.running)
-        if not scheduler.waiting or slots <= 0 or not self.room():
+        # To look into a queue by priority is to sort it.
+        if not scheduler.waiting or slots <= 0 or not isinstance(scheduler.waiting, deque):
             return 0
-        if scheduler.pause_state != PauseState.UNPAUSED:
+        if scheduler.pause_state != PauseState.UNPAUSED or not self.room():
             return 0
-        return sum(
-            self._manager.lacking(request, self._manager.hits(request))
-            for request in islice(scheduler.waiting, min(slots, _LOOK_AHEAD))
-        )
+        before, self._lacking = self._lacking, {}
+        tokens = scheduler.max_num_scheduled_tokens
+        queued = 0
+        for request in islice(scheduler.waiting, slots):
+            name = request.request_id
+            self._lacking[name] = blocks, new = before.get(name) or self._manager.expect(request)
+            queued += blocks
+            tokens -= new
+            if tokens <= 0:
+                break
+        return queued
 
     def _pages(self, blocks: int) -> int:
         return -(-blocks // self._page_blocks)

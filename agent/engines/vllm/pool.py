@@ -1,6 +1,7 @@
 """vLLM's block pool and KV cache manager, once their free list is a PageQueue."""
 
 from collections.abc import Sequence
+from types import MethodType
 from typing import Any
 
 from kvquota.agent.engines.vllm import versions
@@ -67,6 +68,16 @@ class ElasticKVCacheManager(KVCacheManager):
     adapter: VllmAdapter
     watermark: float
 
+    @classmethod
+    def of(cls, manager: KVCacheManager, watermark: float) -> "ElasticKVCacheManager":
+        """`manager`, elastic. A new object: CPython finds the attributes of one that changed class slowly."""
+        elastic = cls.__new__(cls)
+        for name, value in vars(manager).items():
+            if name != "watermark_blocks":
+                setattr(elastic, name, value)
+        elastic.watermark = watermark
+        return elastic
+
     @property
     def watermark_blocks(self) -> int:
         """The watermark, as a fraction of what the limit allows."""
@@ -109,12 +120,21 @@ class ElasticKVCacheManager(KVCacheManager):
             lacking += max(0, needed - held - found)
         return lacking
 
-    def hits(self, request: Request) -> Hits:
-        """The cached blocks that `request` would be admitted with, of each group."""
-        if not self.enable_caching or request.num_computed_tokens:
-            return ()
-        hits: Hits = self.coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)[0]
-        return hits
+    def leave_to_vllm(self, alone: bool) -> None:
+        """Have vLLM's own allocate_slots called while no request can run short: ours takes 1 us of each."""
+        if alone:
+            setattr(self, "allocate_slots", MethodType(KVCacheManager.allocate_slots, self))  # noqa: B010
+        else:
+            del self.allocate_slots
+
+    def expect(self, request: Request) -> tuple[int, int]:
+        """Blocks that a waiting `request` lacks, and tokens that it computes, beside what the cache has."""
+        hits: Hits = ()
+        length = request.num_computed_tokens
+        if not length and self.prefix_cache_lookup_enabled(request):
+            longest = request.num_tokens - 1
+            hits, length, _ = self.coordinator.find_longest_cache_hit(request.block_hashes, longest)
+        return self.lacking(request, hits), request.num_tokens - length
 
     def _evictable(self, hits: Hits) -> int:
         """Free cached blocks beside `hits`."""

@@ -30,6 +30,8 @@ _LONGEST_REST_S = 1.0
 class _Elastic(Scheduler):
     """What both schedulers add to vLLM's."""
 
+    kv_cache_manager: Any
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         settings = Settings.required(os.environ)
@@ -41,7 +43,6 @@ class _Elastic(Scheduler):
         queue = self._become_elastic(geometry)
         self._adapter = VllmAdapter(self, geometry, queue, self._wake)
         self.kv_cache_manager.adapter = self.kv_cache_manager.block_pool.adapter = self._adapter
-        self.kv_cache_manager.watermark = self.scheduler_config.watermark
         engine_id = self.vllm_config.instance_id
         ranks = [
             RemoteRank(rank_address(engine_id, rank), f"rank {rank}", geometry, _RANK_TIMEOUT_S)
@@ -103,14 +104,15 @@ class _Elastic(Scheduler):
 
     def _become_elastic(self, geometry: Geometry) -> PageQueue:
         """Put a PageQueue in the place of the free list, with only the null block's page in circulation."""
-        manager = self.kv_cache_manager
-        pool = manager.block_pool
+        pool = self.kv_cache_manager.block_pool
         queue = PageQueue(pool.blocks, geometry.ranges())
         queue.put(0)
         queue.remove(pool.null_block)
         pool.free_block_queue = queue
         pool.__class__ = ElasticBlockPool
-        manager.__class__ = ElasticKVCacheManager
+        self.kv_cache_manager = ElasticKVCacheManager.of(
+            self.kv_cache_manager, self.scheduler_config.watermark
+        )
         return queue
 
     def _sleeps(self) -> bool:

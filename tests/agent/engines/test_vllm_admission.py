@@ -98,3 +98,48 @@ def test_what_is_admitted_leaves_the_running_requests_their_next_blocks(core: Co
     core.add("a", prompt(3, 15 * BLOCK_TOKENS))
     core.step_until(lambda: not core.scheduler.requests)
     assert core.hit_blocks(prompt(1, PROMPT)) == PAGE_BLOCKS - 1
+
+
+def test_an_admission_evicts_where_a_rank_hangs(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(core, 1)
+    core.add("a", prompt(2, PROMPT))
+    core.step()
+    assert not core.scheduler.running
+    monkeypatch.setattr("kvquota.agent.engines.vllm.adapter._PATIENCE_NS", 0)
+    core.step_until(lambda: not core.scheduler.requests)
+    assert core.cached_blocks() == PAGE_BLOCKS - 1
+
+
+def test_requests_beyond_the_next_step_ask_for_no_memory(core: Core) -> None:
+    core.scheduler.max_num_scheduled_tokens = PROMPT
+    before = core.rank.asked - core.rank.drop_wanted
+    core.rank.held = True
+    for number in range(1, 6):
+        core.add(f"b{number}", prompt(number, PROMPT))
+    core.step()
+    assert core.rank.asked - core.rank.drop_wanted <= before + 2
+
+
+def test_vllm_allocates_alone_exactly_while_nothing_can_run_short(core: Core) -> None:
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+    core.scheduler.max_num_scheduled_tokens = BLOCK_TOKENS
+    manager = core.scheduler.kv_cache_manager
+
+    def alone() -> bool:
+        core.step()
+        return manager.allocate_slots.__func__ is KVCacheManager.allocate_slots
+
+    for name in "ab":
+        core.add(name, prompt(1, 8), max_tokens=200)
+    assert not alone()
+    core.step_until(lambda: len(core.scheduler.running) == 2)
+    assert alone()
+    core.limit(0)
+    core.until_told()
+    assert not alone()
+    assert core.queue.usage()[3] == 1
+    core.limit(None)
+    core.until_told()
+    core.add("waits", prompt(2, 8))
+    assert not alone()
