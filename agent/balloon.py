@@ -326,7 +326,8 @@ class Balloon:
         return min(account.net for account in self._accounts) - self._used
 
     def _excess(self, usage: Usage) -> int:
-        return _circulation(usage) + self._quarantined_pages() - self._target
+        # What is left of a sleep that was short makes room for the floor.
+        return _circulation(usage) + self._floor.missing + self._quarantined_pages() - self._target
 
     def _wanted(self) -> int:
         """Pages beyond those in circulation that are wanted, the floor's first; none while asleep."""

@@ -95,6 +95,23 @@ def test_a_sleep_that_ends_before_any_command_went_maps_nothing_anew() -> None:
     assert rig.adapter.withheld == set()
 
 
+def test_pages_that_a_short_sleep_left_make_room_for_the_floor() -> None:
+    rig = Rig(floor=1)
+    rig.fill(3)
+    rig.limit(1)
+    rig.balloon.suspend()
+    rig.balloon._clock = iter(range(0, 10**9, 1000)).__next__
+    rig.balloon.reconcile(1)
+    assert set(rig.adapter.pages).isdisjoint({0})
+    assert rig.adapter.pages
+    rig.balloon.resume()
+    for _ in range(3):
+        if (command := rig.step()) is not None:
+            rig.finish(command)
+        rig.create()
+    assert set(rig.adapter.pages) == {0}
+
+
 def test_memory_for_the_floor_is_asked_for_again_after_a_refusal() -> None:
     rig = Rig(floor=1)
     rig.balloon.suspend()

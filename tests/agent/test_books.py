@@ -431,14 +431,14 @@ class Books(RuleBasedStateMachine):
         assert statistics.retiring_pages == 0
         assert statistics.mapped_pages == max(self.near.memory_pages(), self.far.memory_pages())
         assert not self.balloon.can_act
-        if self.pool.floor and not self.asleep and self.balloon.retry_at is None:
-            assert 0 in self.pool.circulating
+        missing = self.pool.floor if not self.asleep and 0 not in self.pool.circulating else 0
+        assert not missing or self.balloon.over or self.balloon.retry_at is not None
         below = not self.asleep and self.limit is not None and self.limit < self.pool.floor * 2 * PAGE
         if self.balloon.over:
             # A limit that was applied before the engine fell asleep stays so.
             assert self.asleep or statistics.status == Status.DEFERRED
             assert statistics.evictable_pages == 0
-            kept = 0 if below else statistics.target_pages
+            kept = 0 if below else statistics.target_pages - missing
             assert statistics.draining_pages == statistics.mapped_pages - kept
         elif below:
             assert (statistics.status, statistics.reason) == (Status.DEFERRED, Reason.FLOOR)
