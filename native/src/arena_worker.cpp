@@ -82,6 +82,7 @@ bool Arena::recycle(uint64_t page, PageMemory& memory) {
   if (pending() == 0 || has_fault(page)) return false;
   credits_.push_back(std::move(memory));
   ++books_.created;
+  end_faults(Fault::kNoPage, op::kMemCreate);
   return true;
 }
 

@@ -130,6 +130,27 @@ void what_retires_becomes_what_is_pending() {
   CHECK(arena.report().held_bytes == 0 && taken(*host) == 0);
 }
 
+void a_credit_from_a_page_ends_the_fault_of_one_that_was_not_created() {
+  auto host = std::make_shared<HostDriver>(kGranule, 0xff);
+  auto gate = std::make_shared<GateDriver>(host);
+  auto faulty = std::make_shared<FaultDriver>(gate);
+  Arena arena(faulty, {kGranule, 2 * kGranule}, 8);
+  arena.ask(1, 0);
+  CHECK(arena.wait_credits(1, kTimeout) == 1);
+  arena.apply(1, {0}, {});
+  faulty->fail(op::kMemCreate, 1, 3, 5, "EIO");
+  arena.ask(2, 0);
+  wait_until(arena, [](const ArenaReport& report) { return report.refused == 1; });
+  CHECK(arena.report().faults.size() == 1);
+  const uint64_t before = faulty->calls(op::kMemCreate);
+  arena.apply(2, {}, {0});
+  arena.ask(3, 0);
+  gate->open();
+  wait_until(arena, [](const ArenaReport& report) { return report.done == 2; });
+  CHECK(arena.report().created == 2 && faulty->calls(op::kMemCreate) == before);
+  CHECK(arena.report().faults.empty());
+}
+
 void memory_of_a_page_that_failed_goes_back() {
   auto host = std::make_shared<HostDriver>(kGranule, 0xff);
   auto gate = std::make_shared<GateDriver>(host);
@@ -351,6 +372,7 @@ void a_tensor_outlives_its_arena() {
 int main() {
   pages_stay_mapped_behind_their_fence();
   what_retires_becomes_what_is_pending();
+  a_credit_from_a_page_ends_the_fault_of_one_that_was_not_created();
   memory_of_a_page_that_failed_goes_back();
   recycling_is_exact_whatever_fails_wherever();
   for (unsigned seed = 1; seed <= 3; ++seed) books_are_exact_whatever_fails(seed);
