@@ -89,6 +89,19 @@ def test_the_log_has_one_line_when_a_daemon_is_lost_and_one_when_it_is_found(
     ]
 
 
+def test_a_daemon_that_dies_with_rings_unread_is_lost_like_any_other(
+    daemon: FakeDaemon, rig: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = rig()
+    connection = daemon.connection()
+    connection.limit(5 * PAGE, 1)
+    # The rings that say so are never read: the connection ends with a reset.
+    engine.until(lambda: connection.read().revision_applied == 1)
+    connection.sock.close()
+    until("it is noticed", lambda: caplog.messages)
+    assert "its last limit stays in force" in caplog.messages[0]
+
+
 def test_a_lower_revision_is_never_acted_on(socket_path: Path, rig: Make) -> None:
     with FakeDaemon(socket_path, answer=says(3, 6 * PAGE)) as first:
         engine = rig()
