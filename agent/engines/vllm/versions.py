@@ -3,6 +3,7 @@
 Imports nothing of an engine: it must be able to say that a version does not fit.
 """
 
+import functools
 import inspect
 from collections.abc import Iterable
 from itertools import chain
@@ -50,8 +51,15 @@ _SEAMS: list[tuple[str, str, tuple[str, ...]]] = [
     (
         "blocks are allocated by",
         _MANAGER,
-        ("allocate_slots", "block_pool", "coordinator", "watermark_blocks"),
+        ("allocate_slots", "block_pool", "coordinator", "watermark_blocks", "enable_caching"),
     ),
+    (
+        "blocks are allocated by",
+        "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator",
+        ("single_type_managers", "find_longest_cache_hit"),
+    ),
+    ("a request's hits are found by", "vllm.v1.request:Request", ("block_hashes",)),
+    ("the watermark is told by", "vllm.config:SchedulerConfig", ("watermark",)),
     (
         "the KV buffer is placed by",
         "vllm.v1.kv_cache_interface:KVCacheTensor",
@@ -82,10 +90,16 @@ _MOST_BLOCKS = {"0.30": "_max_admission_blocks_per_request", "0.32": "max_admiss
 
 def known() -> str:
     """The installed version, MAJOR.MINOR. Raises SettingError for one that this kvquota does not know."""
-    version = ".".join(vllm.__version__.split(".")[:2])
+    return _known(vllm.__version__)
+
+
+@functools.cache
+def _known(installed: str) -> str:
+    # Cached: every allocation asks.
+    version = ".".join(installed.split(".")[:2])
     if version not in _LOOKED_AT_FIRST:
         raise SettingError(
-            f"vLLM {vllm.__version__} is not known to this kvquota: expected one of "
+            f"vLLM {installed} is not known to this kvquota: expected one of "
             f"{', '.join(_LOOKED_AT_FIRST)}; set KVQUOTA=0 to run without elastic memory"
         )
     return version
