@@ -260,8 +260,12 @@ class PageQueue:
         """Make exactly `count` pinned pages draining (fewer where there are no more).
 
         Those that drain already come first, then the emptiest; after all others, those of `keep`. Returns the
-        new ones: their blocks must lose their hashes. A page whose last used block is freed drains no more.
+        new ones: their blocks must lose their hashes, and the free ones are uncached. A page whose last used
+        block is freed drains no more.
         """
+
+    def uncache_all(self) -> None:
+        """Take every free block for uncached: what the prefix cache knew of them is gone."""
 
     def is_draining(self, block: Any, /) -> bool: ...
     def usage(self) -> tuple[int, int, int, int]:

@@ -80,9 +80,11 @@ class PageQueue {
   std::vector<int32_t> take(int32_t page);
   void give(int32_t page);
   // Makes exactly `count` pinned pages draining, fewer only where there are no more: first those that are,
-  // then the emptiest, and after all others those of `keep`. Returns the new ones; the caller drops all that
-  // the prefix cache knows of them.
+  // then the emptiest, and after all others those of `keep`. Returns the new ones, whose free blocks are
+  // uncached now; the caller drops all that the prefix cache knows of them.
   std::vector<int32_t> drain(int64_t count, const std::vector<int32_t>& keep);
+  // Every free block is uncached now: the prefix cache was emptied.
+  void uncache_all();
   bool is_draining(int32_t block) const;
   bool is_withheld(int32_t block) const { return nodes_[block].state == State::kWithheld; }
   bool is_free(int32_t block) const { return is_free(nodes_[block]); }
@@ -167,6 +169,7 @@ class PageQueue {
   void grow();
   void circulate(Page& page);
   void undrain(Page& page);
+  void uncache(Page& page);
   void set_growable(int32_t page, bool growable);
   int64_t count_growable() const;
 

@@ -109,6 +109,11 @@ PyObject* drain(PyObject* self, PyObject* arguments, PyObject* keywords) {
   return guarded([&] { return to_list(as_queue(self)->queue->drain(count, kept)); });
 }
 
+PyObject* uncache_all(PyObject* self, PyObject*) {
+  as_queue(self)->queue->uncache_all();
+  Py_RETURN_NONE;
+}
+
 PyObject* is_draining(PyObject* object, PyObject* block) {
   const int32_t index = index_of(as_queue(object), block);
   if (index < 0) return nullptr;
@@ -165,6 +170,7 @@ const std::vector<PyMethodDef> kBalloonMethods = {
     {"give", give, METH_O, nullptr},
     {"drain", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(drain)),
      METH_VARARGS | METH_KEYWORDS, nullptr},
+    {"uncache_all", uncache_all, METH_NOARGS, nullptr},
     {"is_draining", is_draining, METH_O, nullptr},
     {"usage", usage, METH_NOARGS, nullptr},
     {"used_blocks", used_blocks, METH_O, nullptr},

@@ -203,6 +203,7 @@ std::vector<int32_t> PageQueue::drain(int64_t count, const std::vector<int32_t>&
   for (auto index = pinned.begin(); index != chosen; ++index) {
     Page& page = pages_[*index];
     if (page.draining) continue;
+    uncache(page);
     for (int32_t block = page.first; block < page.end; ++block) {
       if (!is_free(nodes_[block])) continue;
       unlink(list_of(nodes_[block]), block);
@@ -213,6 +214,10 @@ std::vector<int32_t> PageQueue::drain(int64_t count, const std::vector<int32_t>&
     added.push_back(*index);
   }
   return added;
+}
+
+void PageQueue::uncache_all() {
+  for (Page& page : pages_) uncache(page);
 }
 
 bool PageQueue::is_draining(int32_t block) const {
@@ -256,6 +261,20 @@ void PageQueue::undrain(Page& page) {
   for (int32_t block = page.first; block < page.end; ++block) {
     if (is_free(nodes_[block])) push_back(list_of(nodes_[block]), block);
   }
+}
+
+void PageQueue::uncache(Page& page) {
+  if (page.cached == 0) return;
+  --classes_[class_of(page)];
+  for (int32_t block = page.first; block < page.end; ++block) {
+    Node& node = nodes_[block];
+    if (node.state != State::kCached) continue;
+    unlink(list_of(node), block);
+    node.state = State::kUncached;
+    push_back(list_of(node), block);
+  }
+  page.cached = 0;
+  ++classes_[class_of(page)];
 }
 
 void PageQueue::set_growable(int32_t page, bool growable) {

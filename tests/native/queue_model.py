@@ -28,7 +28,7 @@ class Model:
         self.cached: list[int] = []
         self.reserved: list[int] = []  # the free blocks of draining pages
         self.used: set[int] = set()
-        self.known: set[int] = set()  # free blocks that were freed as cached
+        self.known: set[int] = set()  # free blocks that were freed as cached, and still are
         self.inside: set[int] = set()
         self.taken: set[int] = set()
         self.draining: set[int] = set()
@@ -127,12 +127,24 @@ class Model:
             self.undrain(page)
         new = [page for page in chosen if page not in self.draining]
         for page in new:
+            self.uncache(page)
             for block in self.blocks(page):
                 if block in self.uncached or block in self.cached:
                     (self.uncached if block in self.uncached else self.cached).remove(block)
                     self.reserved.append(block)
             self.draining.add(page)
         return new
+
+    def uncache(self, page: int) -> None:
+        for block in self.blocks(page):
+            if block in self.known:
+                self.known.remove(block)
+                if page in self.draining:
+                    self.reserved.remove(block)
+                    self.reserved.append(block)
+                else:
+                    self.cached.remove(block)
+                    self.uncached.append(block)
 
     def usage(self) -> tuple[int, int, int, int]:
         pinned = sum(1 for page in self.inside if self.used_in(page))

@@ -49,7 +49,7 @@ void random_operations(unsigned seed) {
     return some;
   };
   for (int turn = 0; turn < 4000; ++turn) {
-    switch (random() % 10) {
+    switch (random() % 11) {
       case 0:
         queue.allow(random() % 8);
         break;
@@ -99,6 +99,10 @@ void random_operations(unsigned seed) {
         }
         break;
       }
+      case 9:
+        queue.uncache_all();
+        CHECK(queue.num_uncached() == queue.num_free());
+        break;
       default:
         queue.grown();
         refused([&] { queue.take(kPages); });

@@ -93,6 +93,36 @@ def test_a_draining_page_that_empties_is_drained_no_more() -> None:
     assert (queue.num_free_blocks, queue.usage()) == (8, (0, 2, 0, 0))
 
 
+def test_what_was_cached_before_a_page_drained_is_not_when_it_drains_no_more() -> None:
+    _, queue = make([(0, 4), (4, 8)], put=[0, 1])
+    held = queue.popleft_n(8)
+    queue.append_n(held[5:7])
+    assert queue.drain(1) == [1]
+    queue.append(held[7])
+    queue.drain(0)
+    # The engine dropped the hashes of the first two; the third it freed as cached since.
+    assert (queue.num_free_blocks, queue.num_uncached_blocks) == (3, 2)
+    queue.prepend_n([held[4]])
+    assert ids(queue.take(1)) == [7]
+
+
+def test_nothing_is_cached_any_more_once_all_is_uncached() -> None:
+    _, queue = make([(0, 4), (4, 8), (8, 12)], put=[0, 1, 2])
+    held = queue.popleft_n(12)
+    queue.prepend_n([held[1]])
+    queue.append_n(held[9:])
+    assert queue.drain(1) == [2]
+    queue.append_n([held[8], *held[6:8], *held[4:6], *held[2:4]])
+    queue.drain(1)
+    assert queue.usage() == (1, 2, 0, 1)
+    queue.uncache_all()
+    assert queue.usage() == (1, 0, 2, 1)
+    queue.drain(0)
+    assert queue.num_uncached_blocks == queue.num_free_blocks == 11
+    assert [queue.take(page) for page in queue.victims(2)] == [[], []]
+    queue.check()
+
+
 def test_draining_pages_stay_so_while_others_get_emptier() -> None:
     _, queue = make([(0, 4), (4, 8), (8, 12)], put=[0, 1, 2])
     held = queue.popleft_n(12)

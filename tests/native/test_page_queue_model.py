@@ -115,6 +115,12 @@ class QueueMachine(RuleBasedStateMachine):
         assert self.queue.drain(count, keep=sorted(keep)) == self.model.drain(count, keep)
 
     @rule()
+    def uncache_all(self) -> None:
+        self.queue.uncache_all()
+        for page in range(len(PAGES)):
+            self.model.uncache(page)
+
+    @rule()
     def grown(self) -> None:
         assert self.queue.grown() == self.model.grown
         self.model.grown = []

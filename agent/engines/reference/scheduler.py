@@ -119,11 +119,8 @@ class Scheduler:
 
     def reset(self) -> None:
         """Empty the prefix cache; only while nothing is running."""
-        blocks = list(self.cached.values())
-        self.forget(blocks)
-        for block in blocks:
-            self.queue.remove(block)
-        self.queue.prepend_n(blocks)
+        self.forget(list(self.cached.values()))
+        self.queue.uncache_all()
 
     def forget(self, blocks: Iterable[Block]) -> int:
         """Drop blocks from the prefix cache, used or not. Returns how many were in it."""

@@ -57,6 +57,13 @@ class ElasticBlockPool(BlockPool):
         super().move_block_hashes(src_block, dst_block)
         self._forget_if_draining(dst_block)
 
+    def reset_prefix_cache(self) -> bool:
+        """As vLLM, which leaves free blocks where they lie: they hold nothing any more."""
+        done: bool = super().reset_prefix_cache()
+        if done:
+            self.free_block_queue.uncache_all()
+        return done
+
     def _forget_if_draining(self, block: Any) -> None:
         if self.free_block_queue.is_draining(block):
             self._maybe_evict_cached_block(block)

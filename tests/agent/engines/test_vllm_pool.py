@@ -50,6 +50,32 @@ def test_a_reset_goes_ahead_with_withheld_pages_but_not_with_used_blocks() -> No
     assert len(rig.pool.cached_block_hash_to_block) == 0
 
 
+def test_pages_are_empty_after_a_reset() -> None:
+    rig = Rig(circulating=PAGES - 1)
+    rig.pool.free_blocks(rig.use((PAGES - 1) * PAGE_BLOCKS - 1))
+    assert rig.queue.usage() == (1, PAGES - 2, 0, 0)
+    assert rig.queue.num_uncached_blocks == 0
+    assert rig.pool.reset_prefix_cache()
+    assert rig.queue.usage() == (1, 0, PAGES - 2, 0)
+    assert rig.queue.num_uncached_blocks == (PAGES - 1) * PAGE_BLOCKS - 1
+    # They are used before a page grows, and go without an eviction.
+    rig.queue.allow(1)
+    rig.pool.free_blocks(rig.use(PAGE_BLOCKS, cached=False))
+    assert rig.queue.grown() == []
+    assert len(rig.adapter.take(PAGES)) == PAGES - 2
+    assert rig.adapter.counters().blocks_evicted == 0
+    rig.queue.check()
+
+
+def test_a_reset_that_is_refused_leaves_what_is_cached() -> None:
+    rig = Rig()
+    used = rig.use(PAGE_BLOCKS)
+    rig.pool.free_blocks(used[1:])
+    uncached = rig.queue.num_uncached_blocks
+    assert not rig.pool.reset_prefix_cache()
+    assert rig.queue.num_uncached_blocks == uncached
+
+
 def test_usage_is_of_what_the_limit_allows() -> None:
     rig = Rig()
     rig.use(7)
