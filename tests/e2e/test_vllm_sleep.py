@@ -109,7 +109,8 @@ def test_a_sleeping_engine_holds_no_memory_and_wakes_as_new(
     gone(engine, daemon)
     assert engine.check_books() == []
     assert engine.call("is_sleeping")
-    assert engine.call("wake_up")
+    engine.call("wake_up")
+    assert not engine.call("is_sleeping")
     back(daemon)
     serves_as_new(engine, expected)
 
@@ -157,11 +158,13 @@ def test_the_kv_cache_comes_back_when_its_own_tag_is_woken(
 ) -> None:
     engine.generate(prompts(range(4)), OUTPUT)
     engine.call("sleep", level=2)
-    assert not engine.call("wake_up", ["weights"])
+    engine.call("wake_up", ["weights"])
+    assert engine.call("is_sleeping")
     gone(engine, daemon)
     # As after an update of the weights.
     assert engine.call("reset_prefix_cache")
-    assert engine.call("wake_up", ["kv_cache"])
+    engine.call("wake_up", ["kv_cache"])
+    assert not engine.call("is_sleeping")
     back(daemon)
     serves_as_new(engine, expected)
 
