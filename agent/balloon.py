@@ -148,7 +148,8 @@ class Balloon:
         self._passes += 1
         self._read_reports()
         self._grow(self._adapter.grown())
-        self._retire(self._floor.take())
+        if floor := self._floor.take():
+            self._retire(floor)
         self._adjust_credits()
         # One page before the first look at the clock: with events on, evicting its blocks may take 1 ms.
         batch = 1
