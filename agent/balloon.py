@@ -133,8 +133,7 @@ class Balloon:
 
     def settle(self) -> None:
         """Read what ranks said, adjust credits, judge. Takes no page: right at any time between steps."""
-        self._read_reports()
-        self._grow(self._adapter.grown())
+        self._take_in()
         plan = self._plan()
         if plan.drain < self._usage().draining:
             self._adapter.drain(plan.drain)
@@ -146,8 +145,7 @@ class Balloon:
         before = self._clock()
         end = before + budget_ns
         self._passes += 1
-        self._read_reports()
-        self._grow(self._adapter.grown())
+        self._take_in()
         if floor := self._floor.take():
             self._retire(floor)
         self._adjust_credits()
@@ -185,15 +183,13 @@ class Balloon:
 
     def ask(self, pages: int) -> int:
         """Ask for `pages` credits. Returns how many of all that were asked for are still to come."""
-        self._read_reports()
-        self._grow(self._adapter.grown())
+        self._take_in()
         allowed = self._adjust_credits(pages)
         return 0 if self._lost() else max(0, self._outstanding() - allowed)
 
     def allow_now(self, pages: int, wait: Callable[[Rank, int], None]) -> int:
         """Ask for `pages` credits and `wait(rank, created)` for them. Returns how many pages may grow now."""
-        self._read_reports()
-        self._grow(self._adapter.grown())
+        self._take_in()
         allowed = self._adjust_credits(pages)
         goal = min(pages, self._outstanding())
         if allowed < goal:
@@ -217,8 +213,7 @@ class Balloon:
     @property
     def room(self) -> int:
         """Pages that the target allows beyond those in circulation, credits for some of them included."""
-        usage = self._usage()
-        return 0 if self._lost() else max(0, self._target - _circulation(usage) - self._gone())
+        return 0 if self._lost() else max(0, self._target - _circulation(self._usage()) - self._gone())
 
     @property
     def over(self) -> bool:
@@ -348,6 +343,11 @@ class Balloon:
 
     # What came
 
+    def _take_in(self) -> None:
+        """What ranks said, and what the adapter grew meanwhile."""
+        self._read_reports()
+        self._grow(self._adapter.grown())
+
     def _read_reports(self) -> None:
         faults_changed = False
         for account in self._accounts:
@@ -422,7 +422,7 @@ class Balloon:
             reserve=self._reserve,
             wanted=wanted,
             empty=usage.empty,
-            room=self._target - _circulation(usage) - self._gone(),
+            room=self.room,
             busy=self._adapter.busy(),
         )
         if any(account.refused for account in self._accounts):
