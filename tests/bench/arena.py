@@ -19,6 +19,7 @@ from kvquota.native import Arena
 
 from tests.bench.step import BLOCKS_PER_PAGE, PAGES, BenchAdapter
 from tests.fakecuda.control import A100, FakeCuda, load
+from tests.native.arenas import done
 
 GRANULE = 2 << 20
 TENSORS = 64
@@ -197,19 +198,11 @@ def neighbours(fake: FakeCuda) -> Row:
         if turn < turns:
             own = min(own, (time.thread_time() - start) * 1e6)
         arena.apply(2 * turn + 1, [], range(10, 10 + pages))
-        wait_until_done(arena, 2 * turn + 1)
+        done(arena, 2 * turn + 1)
     ratio = (fake.charged(get_native_id()) + own) / least
     arena.close()
     figure = f"{pages} neighbouring pages mapped, against the calls alone"
     return figure, f"{ratio:.2f}", "<= 1.3", ratio <= 1.3
-
-
-def wait_until_done(arena: Arena, seq: int) -> None:
-    end = time.monotonic() + TIMEOUT
-    while arena.report().done < seq:
-        if time.monotonic() > end:
-            raise RuntimeError(f"command {seq} was not done within {TIMEOUT} s")
-        time.sleep(0.01)
 
 
 def shrink(fake: FakeCuda) -> list[Row]:
@@ -224,7 +217,7 @@ def shrink(fake: FakeCuda) -> list[Row]:
     start = time.thread_time()
     arena.apply(2, [], range(pages))
     busy = (time.thread_time() - start) * 1e3
-    wait_until_done(arena, 2)
+    done(arena, 2)
     left = fake.live()
     arena.close()
     return [

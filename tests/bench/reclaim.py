@@ -6,7 +6,6 @@ Turn by turn, so that whatever else the machine does falls on both. Exits 1 wher
 import ctypes
 import mmap
 import os
-import select
 import statistics
 import sys
 import time
@@ -14,12 +13,13 @@ from collections.abc import Sequence
 
 from kvquota.native import Arena, HostDriver
 
+from tests.native.arenas import ask, done
+
 GRANULE = 2 << 20
 TENSORS = 4
 PAGES = 64
 TURNS = 9
 BOUND = 1.3
-TIMEOUT = 60.0
 
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
 _PUNCH_HOLE, _KEEP_SIZE = 0x02, 0x01
@@ -65,8 +65,7 @@ def elastic(pages: Sequence[int]) -> float:
     """Seconds from the command to the report that the pages are gone."""
     driver = HostDriver()
     arena = Arena(driver, [GRANULE] * TENSORS, PAGES)
-    arena.ask(len(pages), 0)
-    assert arena.wait_credits(len(pages), TIMEOUT) == len(pages)
+    ask(arena, len(pages))
     arena.apply(1, pages, [])
     for tensor in range(TENSORS):
         for page in pages:
@@ -74,9 +73,7 @@ def elastic(pages: Sequence[int]) -> float:
     os.eventfd_read(arena.fileno())
     start = time.perf_counter()
     arena.apply(2, [], pages)
-    while arena.report().done < 2:
-        assert select.select([arena], [], [], TIMEOUT)[0]
-        os.eventfd_read(arena.fileno())
+    done(arena, 2)
     seconds = time.perf_counter() - start
     assert os.fstat(driver.fileno()).st_blocks == 0
     arena.close()
