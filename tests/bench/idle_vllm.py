@@ -56,11 +56,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="kvq") as folder:
         daemon = DaemonProcess(Path(folder))
         daemon.start()
-        environment = {
-            "KVQUOTA": "1",
-            "KVQUOTA_AGENT_SOCKET": str(daemon.agent_socket),
-            "KVQUOTA_INSTANCE": NAME,
-        }
+        environment = daemon.environment(NAME)
         engine = start(model(Path(folder) / "model"), environment, PAGES * 16)
         try:
             print(f"{'figure':44}{'measured':>10}{'bound':>10} {'unit':8}verdict")

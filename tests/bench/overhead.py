@@ -128,11 +128,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="kvq") as folder:
         daemon = DaemonProcess(Path(folder))
         daemon.start()
-        environment = {
-            "KVQUOTA": "1",
-            "KVQUOTA_AGENT_SOCKET": str(daemon.agent_socket),
-            "KVQUOTA_INSTANCE": NAME,
-        }
+        environment = daemon.environment(NAME)
         checkpoint = write_checkpoint(Path(folder) / "model", shape=SHAPE)
         options = {
             "block_size": BLOCK_TOKENS,

@@ -49,9 +49,7 @@ class VllmSubject:
     def start(self) -> None:
         self._engine = self._start(
             {
-                "KVQUOTA": "1",
-                "KVQUOTA_AGENT_SOCKET": str(self._daemon.agent_socket),
-                "KVQUOTA_INSTANCE": self.instance,
+                **self._daemon.environment(self.instance),
                 "KVQUOTA_RESERVE_BYTES": str(4 * PAGE_BYTES),
                 "KVQUOTA_HOST_FILL": "255",
             }

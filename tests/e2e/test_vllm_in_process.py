@@ -35,9 +35,7 @@ def engine(tmp_path: Path, daemon: DaemonProcess) -> Iterator["subprocess.Popen[
         **os.environ,
         **ENVIRONMENT,
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "KVQUOTA": "1",
-        "KVQUOTA_AGENT_SOCKET": str(daemon.agent_socket),
-        "KVQUOTA_INSTANCE": NAME,
+        **daemon.environment(NAME),
         "KVQUOTA_HOST_FILL": "255",
     }
     arguments = [str(model(tmp_path / "model")), str(PAGES * 16 * BLOCK_BYTES)]

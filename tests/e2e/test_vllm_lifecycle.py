@@ -58,9 +58,7 @@ def daemon(tmp_path: Path) -> Iterator[DaemonProcess]:
 
 def joins(daemon: DaemonProcess, **more: str) -> dict[str, str]:
     return {
-        "KVQUOTA": "1",
-        "KVQUOTA_AGENT_SOCKET": str(daemon.agent_socket),
-        "KVQUOTA_INSTANCE": NAME,
+        **daemon.environment(NAME),
         "KVQUOTA_HOST_FILL": "255",
         "KVQUOTA_RESERVE_BYTES": str(4 * PAGE_BYTES),
         **more,

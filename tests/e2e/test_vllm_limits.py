@@ -53,9 +53,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
 @pytest.fixture(scope="module")
 def running(checkpoint: Path, daemon: DaemonProcess) -> Iterator[Engine]:
     environment = {
-        "KVQUOTA": "1",
-        "KVQUOTA_AGENT_SOCKET": str(daemon.agent_socket),
-        "KVQUOTA_INSTANCE": NAME,
+        **daemon.environment(NAME),
         "KVQUOTA_RESERVE_BYTES": str(8 * PAGE_BYTES),
         "KVQUOTA_HOST_FILL": "255",
     }

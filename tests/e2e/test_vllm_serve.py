@@ -48,9 +48,7 @@ def daemon(daemon_process: DaemonProcess) -> Iterator[DaemonProcess]:
 
 def joins(daemon: DaemonProcess) -> Mapping[str, str]:
     return {
-        "KVQUOTA": "1",
-        "KVQUOTA_AGENT_SOCKET": str(daemon.agent_socket),
-        "KVQUOTA_INSTANCE": NAME,
+        **daemon.environment(NAME),
         "KVQUOTA_HOST_FILL": "255",
         "KVQUOTA_RESERVE_BYTES": str(4 * PAGE_BYTES),
     }

@@ -49,9 +49,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
 
 def join(checkpoint: Path, daemon: DaemonProcess, name: str = NAME, **options: object) -> Engine:
     environment = {
-        "KVQUOTA": "1",
-        "KVQUOTA_AGENT_SOCKET": str(daemon.agent_socket),
-        "KVQUOTA_INSTANCE": name,
+        **daemon.environment(name),
         "KVQUOTA_RESERVE_BYTES": str(4 * PAGE_BYTES),
         "KVQUOTA_HOST_FILL": "255",
     }

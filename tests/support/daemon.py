@@ -55,6 +55,14 @@ class DaemonProcess:
     def agent_socket(self) -> Path:
         return self.runtime_dir / "agent.sock"
 
+    def environment(self, instance: str) -> dict[str, str]:
+        """What makes an engine join this daemon under that name."""
+        return {
+            "KVQUOTA": "1",
+            "KVQUOTA_AGENT_SOCKET": str(self.agent_socket),
+            "KVQUOTA_INSTANCE": instance,
+        }
+
     @property
     def sockets(self) -> list[Path]:
         return [self.runtime_dir / f"{name}.sock" for name in ("control", "read", "agent")]

@@ -32,9 +32,7 @@ class Scene:
     ) -> EngineProcess:
         """An elastic engine that serves: 64 pages of address range, fresh memory filled with 0xff."""
         environment = {
-            "KVQUOTA": "1",
-            "KVQUOTA_AGENT_SOCKET": str(self.daemon.agent_socket),
-            "KVQUOTA_INSTANCE": name,
+            **self.daemon.environment(name),
             "KVQUOTA_RESERVE_BYTES": str(reserve),
             "KVQUOTA_HOST_FILL": "255",
         }
